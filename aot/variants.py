@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of kernel variants: one frozen row is one name is one kernel.
+
+What a kernel needs to know at compile time is a field here; everything else (head_dim, strides,
+counts) is a run-time parameter. Names are derived in this file and nowhere else.
+"""
+
+from dataclasses import dataclass
+
+ARCHITECTURES = (80, 90, 100, 120)
+
+# Identity and width in bytes of every kernel parameter. The ids are part of the bundle's format:
+# append, never renumber.
+PARAMETERS: dict[str, tuple[int, int]] = {
+    "kv": (0, 8),
+    "score": (1, 8),
+    "ape": (2, 8),
+    "cu_seqlens": (3, 8),
+    "cu_seqlens_comp": (4, 8),
+    "out": (5, 8),
+    "grad_out": (6, 8),
+    "grad_kv": (7, 8),
+    "grad_score": (8, 8),
+    "grad_ape": (9, 8),
+    "workspace": (10, 8),
+    "kv_stride": (11, 8),
+    "score_stride": (12, 8),
+    "out_stride": (13, 8),
+    "grad_out_stride": (14, 8),
+    "grad_kv_stride": (15, 8),
+    "grad_score_stride": (16, 8),
+    "plane_elements": (17, 8),
+    "tokens": (18, 4),
+    "segments": (19, 4),
+    "rows": (20, 4),
+    "head_dim": (21, 4),
+    "lanes_log2": (22, 4),
+    "column_tiles": (23, 4),
+    "groups": (24, 4),
+    "fill_ctas": (25, 4),
+    "accumulate": (26, 4),
+}
+
+# Every kernel of an operation takes this list, in this order, at natural offsets.
+OPERATION_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "forward": (
+        "kv", "score", "ape", "cu_seqlens", "cu_seqlens_comp", "out",
+        "kv_stride", "score_stride", "out_stride",
+        "tokens", "segments", "rows", "head_dim", "lanes_log2",
+    ),
+    "backward": (
+        "kv", "score", "ape", "cu_seqlens", "cu_seqlens_comp",
+        "grad_out", "grad_kv", "grad_score", "workspace",
+        "kv_stride", "score_stride", "grad_out_stride", "grad_kv_stride", "grad_score_stride",
+        "tokens", "segments", "rows", "head_dim",
+        "lanes_log2", "column_tiles", "groups", "fill_ctas",
+    ),
+    "reduce": ("workspace", "grad_ape", "plane_elements", "groups", "accumulate"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel: an operation, its window shape and how many columns a thread owns.
+
+    ratio, coff, dtype and columns are 0 or "f32" for the reduction, which serves every window.
+    """
+
+    operation: str
+    ratio: int
+    coff: int
+    dtype: str
+    columns: int
+    threads: int
+    dynamic_shared: int = 0
+    architectures: tuple[int, ...] = ARCHITECTURES
+
+    @property
+    def name(self) -> str:
+        """The kernel's name: its cubin's stem, its symbol without the `_0` the compiler adds."""
+        if self.operation == "reduce":
+            return f"csa_reduce_{self.dtype}"
+        window = f"r{self.ratio}_c{self.coff}"
+        return f"csa_{self.operation}_{window}_{self.dtype}_v{self.columns}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the kernel's parameters, in order."""
+        return OPERATION_PARAMETERS[self.operation]
+
+
+FORWARD_THREADS = 128
+BACKWARD_THREADS = 256
+REDUCE_THREADS = 512
+
+VARIANTS: tuple[Variant, ...] = (
+    *(
+        Variant(operation, ratio, coff, "bf16", columns, threads)
+        for operation, threads in (("forward", FORWARD_THREADS), ("backward", BACKWARD_THREADS))
+        for ratio in (2, 4)
+        for coff in (1, 2)
+        for columns in (1, 2, 4)
+    ),
+    Variant("reduce", 0, 0, "f32", 0, REDUCE_THREADS),
+)
+
+BY_NAME: dict[str, Variant] = {variant.name: variant for variant in VARIANTS}
