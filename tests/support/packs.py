@@ -50,7 +50,7 @@ class Pack:
 def prefixes(
     segments: list[int], *, ratio: int, first: int = 0, device: torch.device | str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`cu_seqlens` and `cu_seqlens_comp` (int32) of segments of these lengths from token `first`."""
+    """int32 `cu_seqlens`, `cu_seqlens_comp` of segments of these lengths from token `first` on."""
     tokens, rows = [first], [0]
     for length in segments:
         tokens.append(tokens[-1] + length)
