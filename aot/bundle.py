@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The committed bundle: reads and writes `cubins/`, compares two, packs one into bundle.bin.
+"""The committed bundle: reads and writes `cubins/`, checks it, packs it into bundle.bin.
 
 Standard library only and no sibling imports: building a wheel runs this file as a script, where no
 compiler is installed, so everything it needs to know is in `cubins/manifest.json`.
@@ -231,52 +231,11 @@ def pack(cubins: Path) -> bytes:
     return bytes(data)
 
 
-def compare(old: Manifest, new: Manifest) -> list[str]:
-    """Readable differences between two manifests, one line each; empty when they are equal."""
-    lines: list[str] = []
-    _compare("", _keyed(old), _keyed(new), lines)
-    if not lines and old != new:
-        lines.append("~ the order of the variants, schedules or images")
-    return lines
-
-
-def _keyed(manifest: Manifest) -> Manifest:
-    """The manifest with its lists as mappings, so that one inserted row is one difference."""
-    families: dict[str, int] = {}
-
-    def schedule_key(row: Manifest) -> str:
-        family = f"sm_{row['arch']} {row['operation']} r{row['ratio']} c{row['coff']}"
-        families[family] = families.get(family, -1) + 1
-        return f"{family} row {families[family]}"
-
-    return {
-        **manifest,
-        "variants": {v["name"]: v for v in manifest["variants"]},
-        "schedules": {schedule_key(s): s for s in manifest["schedules"]},
-        "images": {f"sm_{i['arch']} {i['variant']}": i for i in manifest["images"]},
-    }
-
-
-def _compare(where: str, old: object, new: object, lines: list[str]) -> None:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            inner = f"{where} / {key}" if where else key
-            if key not in new:
-                lines.append(f"- {inner}")
-            elif key not in old:
-                lines.append(f"+ {inner}")
-            else:
-                _compare(inner, old[key], new[key], lines)
-    elif old != new:
-        lines.append(f"~ {where}: {old!r} -> {new!r}")
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Command line: `pack CUBINS OUT`, `verify CUBINS`, `compare CUBINS CUBINS`."""
+    """Command line: `pack CUBINS OUT`, `verify CUBINS`."""
     parser = argparse.ArgumentParser(prog="bundle.py", description="Work on a cubins directory.")
     commands = parser.add_subparsers(dest="command", required=True)
-    operands_of = {"pack": ("cubins", "out"), "verify": ("cubins",), "compare": ("cubins", "new")}
-    for name, operands in operands_of.items():
+    for name, operands in (("pack", ("cubins", "out")), ("verify", ("cubins",))):
         command = commands.add_parser(name)
         for operand in operands:
             command.add_argument(operand, type=Path)
@@ -284,12 +243,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.command == "pack":
             write_atomically(args.out, pack(args.cubins))
-        elif args.command == "verify":
-            verify(args.cubins)
         else:
-            lines = compare(read_manifest(args.cubins), read_manifest(args.new))
-            sys.stdout.writelines(line + "\n" for line in lines)
-            return 1 if lines else 0
+            verify(args.cubins)
     except (BundleError, OSError) as error:
         sys.stderr.write(f"bundle.py: {error}\n")
         return 1
