@@ -130,7 +130,7 @@ def _problems(cubins: Path, manifest: Manifest) -> Iterator[str]:
             continue
         if where != image_file(image["variant"], image["arch"]):
             yield f"{where}: not where {image['variant']} for sm_{image['arch']} belongs"
-        widths = [parameters[name]["bytes"] for name in variant["params"]]
+        widths = [parameters[name]["bytes"] for name in variant["params"] if name in parameters]
         if image["parameters"] != natural_layout(widths):
             yield f"{where}: parameter layout is not its variant's"
         if image["block"] != [variant["threads"], 1, 1] or image["frame"] != 0:

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The committed bundle is what the sources build, byte for byte; the build refuses what it must."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aot import compile as aot_compile
+from aot import manifest as aot_manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+CUBINS = ROOT / "cubins"
+
+
+def dsl_installed() -> bool:
+    """Whether any version of the compiler is there."""
+    try:
+        importlib.metadata.version("nvidia-cutlass-dsl")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+needs_dsl = pytest.mark.skipif(not dsl_installed(), reason="nvidia-cutlass-dsl is not installed")
+
+
+def build_cubins(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run tools/build_cubins in a process of its own."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "build_cubins"), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+@needs_dsl
+def test_committed_images_are_what_the_sources_build() -> None:
+    run = build_cubins("--check")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@needs_dsl
+def test_the_callers_compiler_settings_do_not_reach_the_images() -> None:
+    name = "csa_reduce_f32"
+    run = build_cubins("--check", "--variant", name, CUTE_DSL_LINEINFO="1", CUTE_DSL_ARCH="sm_80")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@needs_dsl
+def test_a_partial_build_into_an_empty_tree_is_consistent_and_removes_stale_files(
+    tmp_path: Path,
+) -> None:
+    stale = tmp_path / "sm_70" / "old.cubin"
+    stale.parent.mkdir()
+    stale.write_bytes(b"stale")
+    select = ["--cubins", str(tmp_path), "--arch", "90", "--variant", "csa_reduce_*"]
+    run = build_cubins(*select)
+    assert run.returncode == 0, run.stdout + run.stderr
+    written = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*"))
+    assert written == ["manifest.json", "sm_90", "sm_90/csa_reduce_f32.cubin"]
+    committed = CUBINS / "sm_90" / "csa_reduce_f32.cubin"
+    assert (tmp_path / "sm_90" / "csa_reduce_f32.cubin").read_bytes() == committed.read_bytes()
+
+    (tmp_path / "sm_90" / "csa_reduce_f32.cubin").write_bytes(b"damaged")
+    run = build_cubins(*select, "--check")
+    assert run.returncode == 1
+    assert "csa_reduce_f32.cubin" in run.stdout
+
+
+def test_an_unknown_variant_is_an_error() -> None:
+    run = build_cubins("--variant", "csa_sideways*")
+    assert run.returncode != 0
+    assert "csa_sideways*" in run.stderr
+
+
+def test_source_digest_is_that_of_the_sources_at_hand() -> None:
+    manifest = json.loads((CUBINS / "manifest.json").read_text())
+    digest = aot_manifest.source_digest()
+    assert manifest["source_digest"] == digest
+    assert {image["source_digest"] for image in manifest["images"]} == {digest}
+
+
+@pytest.mark.parametrize(
+    ("versions", "complaint"),
+    [
+        ({}, "not installed"),
+        ({"nvidia-cutlass-dsl": "4.8.0"}, r"is 4\.8\.0, not 4\.8\.1"),
+        ({"nvidia-cutlass-dsl-libs-cu13": "4.8.1"}, "cu13 is installed"),
+    ],
+)
+def test_another_toolchain_is_refused(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], complaint: str
+) -> None:
+    pinned = dict.fromkeys(
+        ["nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-core", "nvidia-cutlass-dsl-libs-cu12"],
+        "4.8.1",
+    )
+    found = {**pinned, **versions} if versions else {}
+    monkeypatch.setattr(aot_compile, "_installed", found.get)
+    with pytest.raises(aot_compile.CompileError, match=complaint):
+        aot_compile.check_toolchain()
+
+
+def test_a_driver_in_sight_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_ours = {f"nvidia-cutlass-dsl-libs-{aot_compile.OTHER_FLAVOUR}": None}
+    monkeypatch.setattr(aot_compile, "_installed", lambda name: only_ours.get(name, "4.8.1"))
+    monkeypatch.setattr(aot_compile.ctypes, "CDLL", lambda name: object())
+    with pytest.raises(aot_compile.CompileError, match=r"libcuda\.so\.1"):
+        aot_compile.check_toolchain()
