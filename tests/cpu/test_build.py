@@ -113,3 +113,12 @@ def test_a_driver_in_sight_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aot_compile.ctypes, "CDLL", lambda name: object())
     with pytest.raises(aot_compile.CompileError, match=r"libcuda\.so\.1"):
         aot_compile.check_toolchain()
+
+
+def test_register_report_has_one_row_for_each_image_of_an_architecture() -> None:
+    images = json.loads((CUBINS / "manifest.json").read_text())["images"]
+    command = [sys.executable, str(ROOT / "tools" / "register_report"), "--arch", "90"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    header, *rows = (line.split() for line in run.stdout.splitlines())
+    expected = [(i["variant"], str(i["registers"])) for i in images if i["arch"] == 90]
+    assert [(row[0], row[header.index("registers")]) for row in rows] == expected
