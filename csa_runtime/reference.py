@@ -76,7 +76,8 @@ def _tokens(start: Ints, half: int, shape: _Shape, tokens: int) -> Ints:
     """Tokens `(rows, ratio)` of one half of the windows, within the pack."""
     offset = -shape.ratio if shape.coff == 2 and half == 0 else 0
     token = start[:, None] + np.arange(offset, offset + shape.ratio)
-    return np.clip(token, 0, max(tokens - 1, 0))
+    inside: Ints = np.clip(token, 0, max(tokens - 1, 0))
+    return inside
 
 
 def _gather(
@@ -211,6 +212,7 @@ def _host(array: Any) -> Any:
 
 def _store(values: Floats, like: Any, into: Any) -> Any:
     """Round once, to nearest even, into `into` or a new array with `like`'s library and dtype."""
+    like = like if into is None else into
     if _is_torch(like):
         rounded = sys.modules["torch"].from_numpy(values).to(like.dtype)
         return rounded if into is None else into.detach().copy_(rounded)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of any library as pointers, shapes and strides, importing none of the libraries.
+
+Read in this order: torch tensors by their own methods (never exported: an export costs more than
+a launch), NumPy arrays, DLPack, `__cuda_array_interface__`. DLPack comes before the interface
+because its exporter orders the streams; the interface only names one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+_TORCH_DTYPES: dict[Any, str] = {}
+# np.dtype(ml_dtypes.bfloat16).str is "<V2": the interfaces have no code of their own for it.
+_TYPESTR = {
+    "f2": "float16", "f4": "float32", "f8": "float64", "V2": "bfloat16", "b1": "bool8",
+    "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64",
+    "u1": "uint8", "u2": "uint16", "u4": "uint32", "u8": "uint64",
+}  # fmt: skip
+ITEMSIZE = {
+    "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8,
+    "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
+}  # fmt: skip
+
+
+class Array(NamedTuple):
+    """One array, by value; `owner` keeps its memory alive.
+
+    Attributes:
+        name: the argument's name, for messages.
+        pointer: address of the first element.
+        shape: extents.
+        strides: in elements.
+        dtype: such as "bfloat16".
+        device: "cpu" or "cuda".
+        ordinal: of the CUDA device; -1 where the interface does not tell.
+        library: top-level package of the array's type.
+        writable: whether results may be written into it.
+        stream: the stream its interface names, if any.
+        owner: the object, or its DLPack capsule.
+    """
+
+    name: str
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: str
+    ordinal: int
+    library: str
+    writable: bool
+    stream: int | None
+    owner: Any
+
+    @property
+    def place(self) -> str:
+        """The device in words."""
+        return "the CPU" if self.device == "cpu" else f"cuda:{self.ordinal}"
+
+
+def library_of(array: Any) -> str:
+    """Top-level package of the array's type; "torch" for subclasses of its tensor too."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return "torch"
+    name = type(array).__module__.partition(".")[0]
+    return "jax" if name == "jaxlib" else name
+
+
+def describe(name: str, array: Any, stream: int | None = 0) -> Array:
+    """Describe one array.
+
+    Args:
+        name: the argument's name, for messages.
+        array: a torch tensor, a NumPy array, or anything with DLPack or
+            `__cuda_array_interface__`.
+        stream: the CUDA stream that will use it, if it is on a GPU.
+
+    Raises:
+        ValueError: not an array, or on a device that is neither CPU nor CUDA.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _from_torch(name, array, torch)
+    if hasattr(array, "__array_interface__") and not hasattr(array, "__cuda_array_interface__"):
+        return _from_interface(name, array, array.__array_interface__, "cpu")
+    # jax and cupy have both; on the CPU jax's __cuda_array_interface__ raises.
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        return _from_dlpack(name, array, stream)
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _from_interface(name, array, interface, "cuda")
+    raise ValueError(
+        f"{name} is a {type(array).__module__}.{type(array).__qualname__}; a torch tensor, a NumPy "
+        "array, or an object with __dlpack__ or __cuda_array_interface__ is allowed"
+    )
+
+
+def _from_torch(name: str, tensor: Any, torch: Any) -> Array:
+    device = tensor.device
+    kind = device.type
+    if kind not in ("cpu", "cuda"):
+        raise _bad_device(name, str(device))
+    dtype = _TORCH_DTYPES.get(tensor.dtype)
+    if dtype is None:
+        dtype = _TORCH_DTYPES[tensor.dtype] = str(tensor.dtype).partition(".")[2]
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name} has layout {tensor.layout}; pass a strided (dense) tensor")
+    return Array(
+        name,
+        tensor.data_ptr(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        dtype,
+        kind,
+        device.index if kind == "cuda" else -1,
+        "torch",
+        True,
+        None,
+        tensor,
+    )
+
+
+def _from_dlpack(name: str, array: Any, stream: int | None) -> Array:
+    from csa_runtime import dlpack  # ctypes: milliseconds that only its users should pay
+
+    device_type = int(array.__dlpack_device__()[0])
+    on_cpu = device_type in (dlpack.CPU, dlpack.CUDA_HOST)
+    if not on_cpu and device_type not in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+        raise _bad_device(name, f"DLPack device type {device_type}")
+    view = dlpack.export(array, None if on_cpu else stream)
+    library = library_of(array)
+    return Array(
+        name,
+        view.pointer,
+        view.shape,
+        view.strides,
+        view.dtype,
+        "cpu" if on_cpu else "cuda",
+        -1 if on_cpu else view.ordinal,
+        library,
+        # jax arrays are values: others may share the buffer, whatever the capsule's flags say.
+        not view.read_only and library != "jax",
+        None,
+        view.capsule,
+    )
+
+
+def _from_interface(name: str, array: Any, interface: dict[str, Any], device: str) -> Array:
+    shape = tuple(interface["shape"])
+    typestr = interface["typestr"]
+    dtype = _TYPESTR.get(typestr[1:])
+    if dtype is None or (typestr[0] == ">" and not typestr.endswith("1")):
+        raise ValueError(f"{name} has the element type {typestr!r}, which no operation here takes")
+    if interface.get("mask") is not None:
+        raise ValueError(f"{name} is masked; pass an array without a mask")
+    # bool and the like have no entry in ITEMSIZE, and no use here beyond an error message.
+    itemsize = int(typestr[2:])
+    strides = interface.get("strides")
+    if strides is None:
+        in_elements = contiguous_strides(shape)
+    elif any(step % itemsize for step in strides):
+        raise ValueError(f"{name} has strides {strides} bytes, not multiples of its {itemsize}")
+    else:
+        in_elements = tuple(step // itemsize for step in strides)
+    pointer, read_only = interface["data"]
+    return Array(
+        name,
+        pointer or 0,
+        shape,
+        in_elements,
+        dtype,
+        device,
+        -1 if device == "cpu" else _ordinal(array),
+        library_of(array),
+        not read_only,
+        interface.get("stream"),
+        array,
+    )
+
+
+def _ordinal(array: Any) -> int:
+    """Device of an array behind `__cuda_array_interface__`, which has no field for it."""
+    if type(array).__module__.partition(".")[0] in ("numba", "numba_cuda"):
+        context = getattr(getattr(array, "gpu_data", None), "context", None)
+        return int(getattr(getattr(context, "device", None), "id", -1))
+    device = getattr(getattr(array, "device", None), "id", None)
+    return device if isinstance(device, int) else -1
+
+
+def _bad_device(name: str, given: str) -> ValueError:
+    return ValueError(f"{name} is on {given}; a CUDA device, or the CPU for all arrays, is allowed")
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the arrays of a call must be, decided before anything is launched or written.
+
+Every refusal says what was given, what is allowed and what to do. What a launch can see from its
+numbers alone on a GPU (strides, overlap, limits of the images) the native launcher refuses.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from csa_runtime.arrays import ITEMSIZE, Array
+
+DTYPE_CODES = {"bfloat16": 1, "float16": 2, "float32": 3}
+_LIMIT = 1 << 31
+
+
+def integer(name: str, value: Any, low: int, high: int = _LIMIT) -> int:
+    """An integer option in `[low, high)`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = low - 1
+    if isinstance(value, bool) or not low <= number < high:
+        raise ValueError(f"{name} is {value!r}; an integer from {low} to {high - 1} is allowed")
+    return number
+
+
+def window(ratio: Any, coff: Any) -> tuple[int, int]:
+    """Checked `ratio` and `coff`; which ratios the images serve is the launcher's to say."""
+    return integer("ratio", ratio, 1), integer("coff", coff, 1, 3)
+
+
+def inputs(
+    kv: Array,
+    score: Array,
+    ape: Array | None,
+    cu_seqlens: Array,
+    cu_seqlens_comp: Array,
+    ratio: int,
+    coff: int,
+) -> int:
+    """Check what both directions read; returns head_dim."""
+    if len(kv.shape) != 2 or kv.shape[1] % coff or kv.shape[1] == 0:
+        raise ValueError(
+            f"kv has shape {kv.shape}; (tokens, coff * head_dim) with coff = {coff} is allowed: "
+            "flatten batches into one token dimension, or pass the coff that made it"
+        )
+    allowed = (*DTYPE_CODES, "float64") if kv.device == "cpu" else tuple(DTYPE_CODES)
+    if kv.dtype not in allowed:
+        raise ValueError(
+            f"kv is {kv.dtype} on {kv.place}; {', '.join(allowed)} are allowed there: convert it"
+        )
+    matrix(kv, kv.shape, kv.dtype, "kv")
+    matrix(score, kv.shape, kv.dtype, "kv")
+    integer("the number of tokens", kv.shape[0], 0)
+    if ape is not None:
+        bias(ape, kv, ratio)
+    for prefix in (cu_seqlens, cu_seqlens_comp):
+        if len(prefix.shape) != 1 or prefix.shape[0] < 1:
+            raise ValueError(
+                f"{prefix.name} has shape {prefix.shape}; (segments + 1,) is allowed, beginning "
+                "with the first segment's start"
+            )
+        exactly(prefix, prefix.shape, "int32", "pass it as int32")
+    if cu_seqlens.shape != cu_seqlens_comp.shape:
+        raise ValueError(
+            f"cu_seqlens has {cu_seqlens.shape[0]} elements and cu_seqlens_comp "
+            f"{cu_seqlens_comp.shape[0]}; both (segments + 1,) are allowed: compressed_prefixes "
+            "makes the second from the first"
+        )
+    same_device(kv, (score, ape, cu_seqlens, cu_seqlens_comp))
+    return kv.shape[1] // coff
+
+
+def bias(ape: Array, kv: Array, ratio: int) -> None:
+    """Check `ape` or `grad_ape`: `(ratio, W)` contiguous, fp32 (fp64 beside fp64 on the CPU)."""
+    wide = kv.dtype == "float64" and ape.dtype == "float64"
+    exactly(
+        ape,
+        (ratio, kv.shape[1]),
+        "float64" if wide else "float32",
+        "it has one row for each token of a block and kv's width",
+    )
+
+
+def matrix(array: Array, shape: tuple[int, ...], dtype: str, like: str) -> None:
+    """Check a `(rows, columns)` array whose rows may be strided."""
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(
+            f"{array.name} is {array.dtype} {array.shape}; {dtype} {shape} is allowed, as {like} "
+            "asks: convert or reshape it"
+        )
+    if shape[1] > 1 and array.strides[1] != 1 and shape[0] > 0:
+        raise ValueError(
+            f"{array.name} has strides {array.strides}; the last dimension must be contiguous "
+            "(stride 1): copy it into a contiguous array"
+        )
+    if shape[0] > 1 and array.strides[0] < 0:
+        raise ValueError(
+            f"{array.name} has row stride {array.strides[0]}; 0 or more is allowed: copy it into a "
+            "contiguous array"
+        )
+    aligned(array)
+
+
+def exactly(array: Array, shape: tuple[int, ...], dtype: str, advice: str) -> None:
+    """Check a contiguous array of one shape and dtype."""
+    if array.shape != shape or array.dtype != dtype or not contiguous(array):
+        layout = "" if contiguous(array) else f" with strides {array.strides}"
+        raise ValueError(
+            f"{array.name} is {array.dtype} {array.shape}{layout}; contiguous {dtype} {shape} is "
+            f"allowed: {advice}"
+        )
+    aligned(array)
+
+
+def aligned(array: Array) -> None:
+    """Check that the base address is a multiple of the element."""
+    if array.pointer % ITEMSIZE.get(array.dtype, 1):
+        raise ValueError(
+            f"{array.name} begins at address {array.pointer:#x}, which its element of "
+            f"{ITEMSIZE[array.dtype]} bytes does not divide: copy it into an array of its own"
+        )
+
+
+def contiguous(array: Array) -> bool:
+    """Row-major without gaps; extents of 1 may have any stride."""
+    step = 1
+    for extent, stride in zip(reversed(array.shape), reversed(array.strides), strict=True):
+        if extent == 0:
+            return True
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+def same_device(kv: Array, others: tuple[Array | None, ...]) -> None:
+    """Check that nothing is elsewhere than kv; an unknown ordinal is taken to match."""
+    for other in others:
+        if other is None or (other.device == kv.device and other.ordinal == kv.ordinal):
+            continue
+        if other.device == kv.device and -1 in (other.ordinal, kv.ordinal):
+            continue
+        raise ValueError(
+            f"{other.name} is on {other.place} and kv on {kv.place}; all arrays on one device are "
+            f"allowed: move {other.name}"
+        )
+
+
+def enough_tokens(tokens: int, rows: int, ratio: int) -> None:
+    """Check that rows have tokens to pool."""
+    if rows > 0 and tokens < ratio:
+        raise ValueError(
+            f"{rows} rows are asked of {tokens} tokens; rows > 0 needs at least ratio = {ratio} "
+            "tokens: pad the pack or ask for total_comp=0"
+        )
+
+
+def outputs(results: tuple[Array | None, ...], read: tuple[Array | None, ...]) -> None:
+    """Check that results can be written and, on the CPU, overlap nothing else."""
+    written = [result for result in results if result is not None]
+    for result in written:
+        if not result.writable:
+            raise ValueError(
+                f"{result.name} is a read-only array of {result.library!r}; one that may be "
+                "written is allowed: make it with torch, cupy, numba or NumPy"
+            )
+    if not written or written[0].device != "cpu":
+        return
+    for position, result in enumerate(written):
+        if len(result.shape) == 2 and result.shape[0] > 1 and result.strides[0] < result.shape[1]:
+            raise ValueError(
+                f"{result.name} has row stride {result.strides[0]}; at least its width "
+                f"{result.shape[1]} is allowed: rows of a result may not overlap"
+            )
+        for other in (*read, *written[position + 1 :]):
+            if other is not None and overlap(result, other):
+                raise ValueError(
+                    f"{result.name} overlaps {other.name}; a result in memory of its own is "
+                    "allowed: allocate another"
+                )
+
+
+def overlap(first: Array, second: Array) -> bool:
+    """Whether two arrays of at most two dimensions share an element, as far as can be seen."""
+    first, second = sorted((first, second), key=lambda array: array.pointer)
+    if 0 in first.shape or 0 in second.shape or second.pointer >= first.pointer + span(first):
+        return False
+    if len(first.shape) != 2 or len(second.shape) != 2 or first.shape[0] == 1:
+        return True
+    pitch = first.strides[0] * ITEMSIZE[first.dtype]
+    if pitch == 0 or (second.shape[0] > 1 and second.strides[0] * ITEMSIZE[second.dtype] != pitch):
+        return True
+    # Columns side by side in one buffer: their places within the common pitch must be disjoint.
+    offset = (second.pointer - first.pointer) % pitch
+    width = first.shape[1] * ITEMSIZE[first.dtype]
+    return offset < width or offset + second.shape[1] * ITEMSIZE[second.dtype] > pitch
+
+
+def span(array: Array) -> int:
+    """Bytes from the first element to the end of the last."""
+    last = sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True))
+    return (last + 1) * ITEMSIZE[array.dtype]

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two operations on arrays: results, workspace, and one call of the launcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from csa_runtime import _native, checks
+from csa_runtime.arrays import ITEMSIZE, Array, describe
+from csa_runtime.calls import (
+    Call,
+    begin,
+    check_contents,
+    check_stream,
+    fields,
+    host_arrays,
+    optional,
+    row_stride,
+    rows_of,
+)
+
+Gradients = tuple[Any, Any, Any]
+
+
+def compressor_forward(
+    kv: Any,
+    score: Any,
+    ape: Any,
+    cu_seqlens: Any,
+    cu_seqlens_comp: Any,
+    *,
+    ratio: int,
+    coff: int,
+    total_comp: int | None = None,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Pool windows of tokens into rows.
+
+    Arrays are torch tensors, NumPy arrays, or have DLPack or `__cuda_array_interface__`. No
+    gradient is recorded: `csa_runtime.torch.compressor` is the differentiable form.
+
+    Args:
+        kv: `(T, W)` with `W = coff * head_dim`, bf16 (on the CPU also fp16, fp32, fp64).
+        score: as kv; rows of both may be strided.
+        ape: `(ratio, W)` fp32 contiguous, or None for zeros.
+        cu_seqlens: int32 `(B + 1,)`, token prefixes.
+        cu_seqlens_comp: int32 `(B + 1,)`, row prefixes.
+        ratio: tokens of a block.
+        coff: 1, or 2 for windows that include the previous block.
+        total_comp: rows of `out`. None: those of `out=`, else `cu_seqlens_comp[-1]` read back.
+        out: `(total_comp, head_dim)` as kv, to write into.
+        stream: a handle or stream object; None is the current stream of kv's library. Order
+            between an explicit stream and the arrays' own is the caller's.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ValueError: malformed arguments, before any launch.
+        RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
+    """
+    call = begin(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, stream)
+    rows = rows_of(call, kv, cu_seqlens_comp, total_comp, out)
+    checks.enough_tokens(call.kv.shape[0], rows, call.ratio)
+    shape = (rows, call.head_dim)
+    result = optional("out", out, call.stream)
+    if result is not None:
+        checks.matrix(result, shape, call.kv.dtype, "total_comp and kv")
+        checks.same_device(call.kv, (result,))
+        checks.outputs((result,), call.read)
+    check_contents(call, kv, (cu_seqlens, cu_seqlens_comp), rows)
+    if call.kv.device == "cpu":
+        inputs = host_arrays(call, out, kv, score, ape, cu_seqlens, cu_seqlens_comp)
+        return _reference().reference_forward(
+            *inputs, ratio=call.ratio, coff=call.coff, total_comp=rows, out=out
+        )
+    if result is None:
+        out = call.owner.empty(kv, shape, None, call.stream)
+        result = describe("out", out, call.stream)
+    _native.launch_forward(**fields(call, rows), out=result.pointer, out_stride=row_stride(result))
+    return out
+
+
+def compressor_backward(
+    kv: Any,
+    score: Any,
+    ape: Any,
+    cu_seqlens: Any,
+    cu_seqlens_comp: Any,
+    grad_out: Any,
+    *,
+    ratio: int,
+    coff: int,
+    grads: Gradients | None = None,
+    workspace: Any = None,
+    accumulate: bool = False,
+    stream: Any = None,
+) -> Gradients:
+    """Gradients of `compressor_forward`, every position written, unread ones with 0.
+
+    Args:
+        kv: as in the forward, and so score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, stream.
+        score: as kv.
+        ape: `(ratio, W)` fp32, or None.
+        cu_seqlens: token prefixes.
+        cu_seqlens_comp: row prefixes.
+        grad_out: `(total_comp, head_dim)` as kv; a row stride of 0 broadcasts one row.
+        ratio: tokens of a block.
+        coff: 1 or 2.
+        grads: `(grad_kv, grad_score, grad_ape)` to write into; grad_ape None: not wanted.
+        workspace: contiguous, 16-byte aligned, at least `backward_workspace_bytes(...)`.
+        accumulate: add to the given `grad_ape` instead of overwriting it.
+        stream: as in the forward.
+
+    Returns:
+        `(grad_kv, grad_score, grad_ape or None)`.
+
+    Raises:
+        ValueError: malformed arguments, before any launch.
+        RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
+    """
+    call = begin(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, stream)
+    incoming = describe("grad_out", grad_out, call.stream)
+    rows = incoming.shape[0] if incoming.shape else 0
+    checks.matrix(incoming, (rows, call.head_dim), call.kv.dtype, "kv")
+    checks.same_device(call.kv, (incoming,))
+    checks.integer("the number of rows", rows, 0)
+    checks.enough_tokens(call.kv.shape[0], rows, call.ratio)
+    if stream is None:
+        check_stream(incoming, call.stream)
+    given = _given_gradients(call, grads, accumulate)
+    scratch = optional("workspace", workspace, call.stream)
+    if scratch is not None:
+        _check_workspace(call, scratch)
+    checks.outputs((*given, scratch), (*call.read, incoming))
+    check_contents(call, kv, (cu_seqlens, cu_seqlens_comp), rows)
+    if call.kv.device == "cpu":
+        into = None if grads is None else grads[0]
+        inputs = host_arrays(call, into, kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out)
+        result: Gradients = _reference().reference_backward(
+            *inputs, ratio=call.ratio, coff=call.coff, grads=grads, accumulate=accumulate
+        )
+        return result
+    return _launch_backward(call, kv, ape, incoming, grads, given, scratch, accumulate)
+
+
+def _reference() -> Any:
+    """The CPU path, imported when needed: it needs NumPy."""
+    from csa_runtime import reference
+
+    return reference
+
+
+def _given_gradients(
+    call: Call, grads: Gradients | None, accumulate: bool
+) -> tuple[Array | None, Array | None, Array | None]:
+    """Describe and check `grads`."""
+    if grads is None:
+        if accumulate:
+            raise ValueError("accumulate=True adds to a grad_ape; pass grads= with it")
+        return None, None, None
+    if not isinstance(grads, (tuple, list)) or len(grads) != 3:
+        raise ValueError("grads is not a triple; (grad_kv, grad_score, grad_ape or None) is")
+    if grads[0] is None or grads[1] is None:
+        raise ValueError("grads lacks grad_kv or grad_score; only grad_ape may be None")
+    grad_kv = describe("grad_kv", grads[0], call.stream)
+    grad_score = describe("grad_score", grads[1], call.stream)
+    grad_ape = optional("grad_ape", grads[2], call.stream)
+    checks.matrix(grad_kv, call.kv.shape, call.kv.dtype, "kv")
+    checks.matrix(grad_score, call.kv.shape, call.kv.dtype, "kv")
+    if grad_ape is not None:
+        if call.ape is None:
+            raise ValueError("grads has a grad_ape but ape is None; pass the ape or None for both")
+        checks.bias(grad_ape, call.kv, call.ratio)
+    checks.same_device(call.kv, (grad_kv, grad_score, grad_ape))
+    return grad_kv, grad_score, grad_ape
+
+
+def _check_workspace(call: Call, scratch: Array) -> None:
+    if not checks.contiguous(scratch) or scratch.dtype not in ITEMSIZE or scratch.pointer % 16:
+        raise ValueError(
+            f"workspace is {scratch.dtype} {scratch.shape} with strides {scratch.strides} at "
+            f"{scratch.pointer:#x}; contiguous memory aligned to 16 bytes is allowed: allocate "
+            "uint8 (backward_workspace_bytes(...),)"
+        )
+    checks.same_device(call.kv, (scratch,))
+
+
+def _take_workspace(call: Call, kv: Any, rows: int) -> Array:
+    """Memory for the partial planes from kv's library, for as long as the launch needs it."""
+    size = _native.backward_workspace_bytes(
+        call.kv.shape[0], rows, call.head_dim, call.ratio, call.coff,
+        checks.DTYPE_CODES[call.kv.dtype],
+    )  # fmt: skip
+    memory = call.owner.empty(kv, (size,), "uint8", call.stream)
+    if call.owner.capturing(kv, call.stream) and not call.owner.graph_owns(memory):
+        raise ValueError(
+            "workspace=None under a capture takes memory that may be reused while the graph can "
+            "be replayed; pass workspace= of backward_workspace_bytes(...), kept with the graph, "
+            "or capture with torch.cuda.graph"
+        )
+    return describe("workspace", memory, call.stream)
+
+
+def _launch_backward(
+    call: Call,
+    kv: Any,
+    ape: Any,
+    incoming: Array,
+    grads: Gradients | None,
+    given: tuple[Array | None, Array | None, Array | None],
+    scratch: Array | None,
+    accumulate: bool,
+) -> Gradients:
+    """Allocate what was not given and launch."""
+    rows, stream, owner = incoming.shape[0], call.stream, call.owner
+    wanted = ape is not None and (grads is None or grads[2] is not None)
+    if wanted and scratch is None:
+        scratch = _take_workspace(call, kv, rows)
+    if grads is None:
+        grad_ape = owner.empty(kv, call.ape.shape, "float32", stream) if call.ape else None
+        grads = (
+            owner.empty(kv, call.kv.shape, None, stream),
+            owner.empty(kv, call.kv.shape, None, stream),
+            grad_ape,
+        )
+        given = _given_gradients(call, grads, False)
+    grad_kv, grad_score, sums = given
+    assert grad_kv is not None and grad_score is not None
+    _native.launch_backward(
+        **fields(call, rows),
+        flags=1 if accumulate and sums is not None else 0,
+        grad_out=incoming.pointer,
+        grad_out_stride=row_stride(incoming),
+        grad_kv=grad_kv.pointer,
+        grad_kv_stride=row_stride(grad_kv),
+        grad_score=grad_score.pointer,
+        grad_score_stride=row_stride(grad_score),
+        grad_ape=None if sums is None else sums.pointer,
+        **_workspace_fields(scratch if wanted else None),
+    )
+    return grads[0], grads[1], grads[2]
+
+
+def _workspace_fields(scratch: Array | None) -> dict[str, Any]:
+    if scratch is None or 0 in scratch.shape:
+        return {"workspace": None, "workspace_bytes": 0}
+    return {"workspace": scratch.pointer, "workspace_bytes": checks.span(scratch)}

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stream of any library as the integer the driver knows it by."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+def handle_of(stream: Any) -> int:
+    """The CUstream handle of a stream object.
+
+    Takes an int, the `__cuda_stream__` protocol, `torch.cuda.Stream` (`cuda_stream`),
+    `cupy.cuda.Stream` (`ptr`), and what converts to an int: cuda.bindings' and numba's streams.
+    0 and 1 are the legacy default stream, 2 the calling thread's.
+
+    Raises:
+        ValueError: none of these.
+    """
+    if type(stream) is int:
+        return _checked(stream)
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        # A method in the protocol's final form, a property in its first.
+        version, handle = protocol() if callable(protocol) else protocol
+        if version != 0:
+            raise ValueError(f"__cuda_stream__ version {version} given, 0 allowed; pass the handle")
+        return _checked(operator.index(handle))
+    for name in ("cuda_stream", "ptr"):
+        handle = getattr(stream, name, None)
+        if isinstance(handle, int):
+            return _checked(handle)
+    if not isinstance(stream, (bool, float, complex)) and hasattr(type(stream), "__int__"):
+        return _checked(int(stream))
+    raise ValueError(
+        f"stream is a {type(stream).__module__}.{type(stream).__qualname__}; a handle (int), a "
+        "stream of torch, cupy, numba or cuda.bindings, an object with __cuda_stream__, or None "
+        "for the current stream is allowed"
+    )
+
+
+def same(first: int, second: int) -> bool:
+    """Whether two handles name one stream: 0 and 1 are both the legacy default."""
+    return (first or 1) == (second or 1)
+
+
+def _checked(handle: int) -> int:
+    if 0 <= handle < 1 << 64:
+        return handle
+    raise ValueError(f"stream handle {handle} given; 0 to 2**64 - 1 is allowed")
