@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever the device prefixes hold, nothing outside the tensors is read or written."""
+
+import os
+import random
+import shutil
+
+import pytest
+import torch
+
+from gpu import harness, problems
+from gpu.buffers import Guarded
+from gpu.harness import Problem
+from gpu.problems import Packing
+from gpu.processes import SCRIPTS, finish, start
+from gpu.scripts.hostile import HOSTILE, TOKENS
+
+pytestmark = [pytest.mark.gpu]
+
+ROWS = 9
+BF16 = torch.bfloat16
+
+
+def hostile(name: str, ratio: int, coff: int, head_dim: int) -> Problem:
+    """Sound values under malformed prefixes."""
+    cu, comp = HOSTILE[name]
+    return harness.problem(Packing(name, TOKENS, ROWS, cu, comp), ratio, coff, head_dim)
+
+
+def run(p: Problem) -> None:
+    """Every variant of both directions between guard bytes."""
+    torch.cuda.synchronize()
+    out = Guarded(ROWS, (p.head_dim,), BF16)
+    grads = [Guarded(TOKENS, (p.width,), BF16) for _ in range(2)]
+    planes = Guarded(p.ratio, (p.width,), torch.float32)
+    for variant in harness.variants("forward", p.ratio, p.coff):
+        if harness.serves(variant, p, out.view):
+            harness.forward(p, out.view, variant)
+    for variant in harness.variants("backward", p.ratio, p.coff):
+        if harness.serves(variant, p, *(g.view for g in grads), grad_out=True):
+            harness.backward(p, *(g.view for g in grads), planes.view, variant)
+    torch.cuda.synchronize()
+    assert all(g.outside_untouched() for g in (out, *grads, planes))
+
+
+@pytest.mark.L0
+@pytest.mark.parametrize(("ratio", "coff"), problems.CONFIGS)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_malformed_prefixes_neither_fault_nor_leave_the_tensors(
+    name: str, ratio: int, coff: int
+) -> None:
+    for head_dim in (1, 6, 128):
+        run(hostile(name, ratio, coff, head_dim))
+
+
+@pytest.mark.L0
+def test_garbage_prefixes_neither_fault_nor_leave_the_tensors() -> None:
+    dice = random.Random(5)
+    for _ in range(200):
+        p = hostile("negative", 4, 2, 8)
+        for which in (p.cu_seqlens, p.cu_seqlens_comp):
+            kind = dice.choice([2**31 - 1, 4 * TOKENS, TOKENS])
+            garbage = [dice.randrange(-kind - 1, kind) for _ in range(which.numel())]
+            which.copy_(torch.tensor(garbage, dtype=torch.int32))
+        run(p)
+
+
+@pytest.mark.L1
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck"])
+def test_sanitizer_finds_nothing(tool: str) -> None:
+    sanitizer = shutil.which("compute-sanitizer", path=sanitizer_path())
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer is not installed")
+    options = ["--tool", tool, "--error-exitcode", "17", "--target-processes", "all"]
+    if tool == "memcheck":
+        options += ["--report-api-errors", "no"]
+    log = finish(start(SCRIPTS / "hostile.py", tool, before=[sanitizer, *options]), seconds=150)
+    assert "0 errors" in log or "0 hazards" in log, log
+    assert "ran " in log, log
+
+
+def sanitizer_path() -> str:
+    """PATH, and where the CUDA toolkit puts its tools."""
+    return os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
