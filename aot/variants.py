@@ -64,6 +64,8 @@ class Variant:
     """One kernel: an operation, its window shape and how many columns a thread owns.
 
     ratio, coff, dtype and columns are 0 or "f32" for the reduction, which serves every window.
+    min_blocks: blocks that must fit a multiprocessor, which caps the registers; 0 lets the
+    compiler choose.
     """
 
     operation: str
@@ -72,6 +74,7 @@ class Variant:
     dtype: str
     columns: int
     threads: int
+    min_blocks: int = 0
     dynamic_shared: int = 0
     architectures: tuple[int, ...] = ARCHITECTURES
 
@@ -93,15 +96,30 @@ FORWARD_THREADS = 128
 BACKWARD_THREADS = 256
 REDUCE_THREADS = 512
 
+# Windows of the small-window family: they fit in registers.
+WINDOWS = tuple((ratio, coff) for ratio in (2, 4) for coff in (1, 2))
+
+
+def _backward_blocks(ratio: int, coff: int, columns: int) -> int:
+    # As many blocks as the registers for a thread's window allow without spilling.
+    return 2 if ratio * coff * columns >= 16 else 3
+
+
 VARIANTS: tuple[Variant, ...] = (
     *(
-        Variant(operation, ratio, coff, "bf16", columns, threads)
-        for operation, threads in (("forward", FORWARD_THREADS), ("backward", BACKWARD_THREADS))
-        for ratio in (2, 4)
-        for coff in (1, 2)
+        Variant("forward", ratio, coff, "bf16", columns, FORWARD_THREADS)
+        for ratio, coff in WINDOWS
+        for columns in (1, 2, 4)
+    ),
+    *(
+        Variant(
+            "backward", ratio, coff, "bf16", columns, BACKWARD_THREADS,
+            _backward_blocks(ratio, coff, columns),
+        )
+        for ratio, coff in WINDOWS
         for columns in (1, 2, 4)
     ),
     Variant("reduce", 0, 0, "f32", 0, REDUCE_THREADS),
-)
+)  # fmt: skip
 
 BY_NAME: dict[str, Variant] = {variant.name: variant for variant in VARIANTS}

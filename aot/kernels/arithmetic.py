@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scalar arithmetic whose rounding the results depend on.
+
+The compiler fuses `x * y + z` where it can. Products that Reference R rounds on their own go
+through `mul_rn`, which it cannot see into; sums of them are then safe to write with `+`.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint16, Uint32, Uint64
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import arith as mlir_arith
+from cutlass._mlir.dialects import llvm
+from cutlass.cute import arch
+from cutlass.cutlass_dsl import T, dsl_user_op
+
+LOWEST = -3.4028234663852886e38  # the lowest finite fp32, where every running maximum starts
+NEGATIVE_INFINITY = float("-inf")
+LOG2_E = 1.4426950408889634
+LOG2_E_LOW = 1.925963033500011e-08  # log2(e) less its fp32 rounding
+
+
+def mul_rn(a: Float32, b: Float32) -> Float32:
+    """`a * b` rounded to nearest even, never contracted into a following addition."""
+    return _asm("mul.rn.f32 $0, $1, $2;", "=f,f,f", (a, b))
+
+
+def fma_rn(a: Float32, b: Float32, c: Float32) -> Float32:
+    """`a * b + c` with one rounding."""
+    return _asm("fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", (a, b, c))
+
+
+def rcp_approx(a: Float32) -> Float32:
+    """The reciprocal to one unit in the last place."""
+    return _asm("rcp.approx.ftz.f32 $0, $1;", "=f,f", (a,))
+
+
+@dsl_user_op
+def pack_bf16x2(low: Float32, high: Float32, *, loc=None, ip=None) -> Uint32:
+    """Two fp32 rounded to nearest-even bf16, `low` in the low half."""
+    operands = [v.ir_value(loc=loc, ip=ip) for v in (high, low)]
+    return Uint32(
+        llvm.inline_asm(
+            T.i32(), operands, "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f",
+            has_side_effects=False, loc=loc, ip=ip,
+        )
+    )  # fmt: skip
+
+
+@dsl_user_op
+def _asm(text: str, constraints: str, operands, *, loc=None, ip=None) -> Float32:
+    # No side effects: the compiler may schedule and drop it like any other instruction.
+    values = [Float32(v).ir_value(loc=loc, ip=ip) for v in operands]
+    return Float32(
+        llvm.inline_asm(
+            T.f32(), values, text, constraints, has_side_effects=False, loc=loc, ip=ip
+        )
+    )
+
+
+def exp(x: Float32) -> Float32:
+    """CUDA's full-precision expf, which is what R and torch's softmax use."""
+    return cute.math.exp(x)
+
+
+def exp_over(x: Float32, log2_divisor: int) -> Float32:
+    """expf(x) / 2**log2_divisor for x <= 0, as accurate as expf and at its cost.
+
+    x * log2(e) splits into an integer, whose floor lands in the exponent field of a float through
+    the rounding of a large addend, and a fraction for `ex2`. Lowering the integer before that
+    rounding divides the result at no cost. -inf gives 0, NaN gives NaN, subnormals are kept.
+    """
+    magic = 12582912.0  # 1.5 * 2**23: adding it leaves an integer in the low bits
+    clamped = _asm(
+        "fma.rn.sat.f32 $0, $1, $2, $3;",
+        "=f,f,f,f",
+        (x, Float32(LOG2_E / 252.0), Float32((126.0 - log2_divisor) / 252.0)),
+    )
+    integer = _asm(
+        "fma.rm.f32 $0, $1, $2, $3;", "=f,f,f,f", (clamped, Float32(252.0), Float32(magic + 1.0))
+    )
+    power = (integer.bitcast(Uint32) << 23).bitcast(Float32)
+    negated = Float32(magic + 127.0 - log2_divisor) - integer
+    fraction = fma_rn(x, Float32(LOG2_E), negated)
+    fraction = fma_rn(x, Float32(LOG2_E_LOW), fraction)
+    return mul_rn(_asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", (fraction,)), power)
+
+
+# `columns` adjacent bf16 travel as one unsigned word of 16 * columns bits.
+WORD = {1: Uint16, 2: Uint32, 4: Uint64}
+
+
+def unpack_bf16(word, columns: int) -> list[Float32]:
+    """The fp32 values of `columns` adjacent bf16, lowest address first."""
+    if cutlass.const_expr(columns == 1):
+        return [(Uint32(word) << 16).bitcast(Float32)]
+    if cutlass.const_expr(columns == 2):
+        halves = [word]
+    else:
+        halves = [Uint32(word & Uint64(0xFFFFFFFF)), Uint32(word >> 32)]
+    values = []
+    for half in halves:
+        values.append((half << 16).bitcast(Float32))
+        values.append((half & Uint32(0xFFFF0000)).bitcast(Float32))
+    return values
+
+
+def round_to_bf16(values: list[Float32]):
+    """One or two adjacent bf16 as one word, each rounded once."""
+    if len(values) == 1:
+        return Uint16(pack_bf16x2(values[0], Float32(0.0)) & Uint32(0xFFFF))
+    return pack_bf16x2(values[0], values[1])
+
+
+def join(words: list):
+    """One or two adjacent words as one, lowest address first."""
+    if len(words) == 1:
+        return words[0]
+    return Uint64(words[0]) | (Uint64(words[1]) << 32)
+
+
+@dsl_user_op
+def load_f32(pointer: cute.Pointer, count: int, *, loc=None, ip=None) -> list[Float32]:
+    """`count` adjacent fp32 in one access."""
+    if count == 1:
+        return [arch.load(pointer, Float32)]
+    vector = arch.load(pointer, ir.VectorType.get([count], T.f32()))
+    return [
+        Float32(llvm.extractelement(vector, Int32(i).ir_value(loc=loc, ip=ip), loc=loc, ip=ip))
+        for i in range(count)
+    ]
+
+
+@dsl_user_op
+def store_f32(pointer: cute.Pointer, values: list[Float32], *, loc=None, ip=None) -> None:
+    """Adjacent fp32 in one access."""
+    if len(values) == 1:
+        arch.store(pointer, values[0])
+        return
+    vector = llvm.mlir_undef(ir.VectorType.get([len(values)], T.f32()), loc=loc, ip=ip)
+    for i, value in enumerate(values):
+        index = Int32(i).ir_value(loc=loc, ip=ip)
+        vector = llvm.insertelement(vector, value.ir_value(), index, loc=loc, ip=ip)
+    arch.store(pointer, vector)
+
+
+def select(condition, chosen, otherwise):
+    """`chosen` where the condition holds, else `otherwise`, without a branch."""
+    return type(otherwise)(
+        mlir_arith.select(condition.ir_value(), chosen.ir_value(), otherwise.ir_value())
+    )

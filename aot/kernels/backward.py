@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backward for windows that fit in registers, in one launch: gradients, zeros and APE sums.
+
+The first `fill_ctas` blocks write the zeros of tokens that no row consumes. The others form
+`groups` x `column_tiles`: a block owns one tile of columns and every groups-th tile of rows, keeps
+its APE sums in registers over all of them, folds its row lanes in a fixed order through shared
+memory and writes its part of the group's partial plane. `reduce` adds the planes.
+
+Every product and sum of the gradients is R's own: they equal R bit for bit.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Float64, Int32, Int64, Uint32
+from cutlass.cute import arch
+
+from aot.kernels import arithmetic as ar
+from aot.kernels.fill import zero_unconsumed
+from aot.kernels.launchable import launchable
+from aot.kernels.segments import WARP, find_row
+from aot.kernels.table import Table, fold_into_plane
+from aot.kernels.window import Window
+from aot.variants import Variant
+
+# Quotients e / total are exact by one fma correction down to e = 2**-104; exp(-69) is 2**-99.5.
+LEAST_EXPONENT = -69.0
+
+
+def entry(variant: Variant):
+    """(kernel, host function, sample arguments) of a backward variant, for the compiler."""
+    window = Window(variant.ratio, variant.coff, variant.columns)
+    threads = variant.threads
+    table = Table(window, threads)
+
+    @cute.kernel
+    def backward(
+        kv: cute.Pointer,
+        score: cute.Pointer,
+        ape: cute.Pointer,
+        cu_seqlens: cute.Pointer,
+        cu_seqlens_comp: cute.Pointer,
+        grad_out: cute.Pointer,
+        grad_kv: cute.Pointer,
+        grad_score: cute.Pointer,
+        workspace: cute.Pointer,
+        kv_stride: Int64,
+        score_stride: Int64,
+        grad_out_stride: Int64,
+        grad_kv_stride: Int64,
+        grad_score_stride: Int64,
+        tokens: Int32,
+        segments: Int32,
+        rows: Int32,
+        head_dim: Int32,
+        lanes_log2: Int32,
+        column_tiles: Int32,
+        groups: Int32,
+        fill_ctas: Int32,
+    ):
+        block, _, _ = arch.block_idx()
+        if block < fill_ctas:
+            zero_unconsumed(
+                window, threads, block, fill_ctas, cu_seqlens, cu_seqlens_comp,
+                grad_kv, grad_score, grad_kv_stride, grad_score_stride,
+                tokens, segments, rows, head_dim,
+            )  # fmt: skip
+        else:
+            thread, _, _ = arch.thread_idx()
+            group = (block - fill_ctas) // column_tiles
+            column_tile = (block - fill_ctas) % column_tiles
+            lane = thread & ((Int32(1) << lanes_log2) - 1)
+            wanted_column = ((column_tile << lanes_log2) + lane) * window.columns
+            column = min(wanted_column, head_dim - window.columns)
+            row_lane = thread >> lanes_log2
+            warp_row_lane = (thread & -WARP) >> lanes_log2
+            row_lanes = Int32(threads) >> lanes_log2
+
+            shared = table.allocate()
+            if thread == lane:
+                table.write(shared, lane, window.load_ape(ape, head_dim, column))
+            arch.sync_threads()
+            sums = cute.make_rmem_tensor((window.positions, window.columns), Float32)
+            sums.fill(0.0)
+            real_rows = Uint32(max(min(arch.load(cu_seqlens_comp + segments, Int32), rows), 0))
+            tile_row = Uint32(group) * Uint32(row_lanes)
+            while tile_row < real_rows:
+                wanted_row = tile_row + Uint32(row_lane)
+                row = Int32(min(wanted_row, real_rows - 1))
+                warp_row = Int32(min(tile_row + Uint32(warp_row_lane), real_rows - 1))
+                token, first = find_row(
+                    cu_seqlens, cu_seqlens_comp, segments, tokens,
+                    row, warp_row, lanes_log2, window.ratio,
+                )  # fmt: skip
+                own = (wanted_row < real_rows) & (wanted_column < head_dim)
+                previous = own & (first == 0)
+                grad_word = window.load_word(grad_out + (Int64(row) * grad_out_stride + column))
+                kv_words = window.load(kv, kv_stride, token, first, head_dim, column)
+                score_words = window.load(score, score_stride, token, first, head_dim, column)
+                scores = window.scores(score_words, table.read(shared, lane), first)
+                values = window.values(kv_words, first)
+                grads = ar.unpack_bf16(grad_word, window.columns)
+                to_kv, to_score = _differentiate_row(
+                    window, scores, values, grads, first, own, previous, sums
+                )
+                window.store(
+                    grad_kv, grad_kv_stride, token, head_dim, column, own, previous, to_kv
+                )
+                window.store(
+                    grad_score, grad_score_stride, token, head_dim, column, own, previous, to_score
+                )
+                tile_row = tile_row + Uint32(groups) * Uint32(row_lanes)
+            if workspace.toint() != 0:
+                arch.sync_threads()
+                table.write(shared, thread, window.rows(sums))
+                arch.sync_threads()
+                plane_elements = Int64(head_dim) * (window.ratio * window.coff)
+                plane = workspace + group * plane_elements
+                fold_into_plane(table, shared, plane, column_tile, lanes_log2, head_dim)
+
+    return launchable(backward, variant)
+
+
+def _differentiate_row(
+    window: Window,
+    scores: list,
+    values: list,
+    grads: list[Float32],
+    first: Int32,
+    own: Boolean,
+    previous: Boolean,
+    sums: cute.Tensor,
+):
+    """(gradients of kv, gradients of score) as [position][pair of columns] words of bf16.
+
+    Adds the latter, unrounded, to `sums` where the position exists. Columns go two at a time and
+    are rounded at once, so that few fp32 gradients are alive together.
+    """
+    to_kv = [[] for _ in range(window.positions)]
+    to_score = [[] for _ in range(window.positions)]
+    for start in range(0, window.columns, 2):
+        columns = range(start, min(start + 2, window.columns))
+        pair = [
+            _differentiate(window, [s[v] for s in scores], [x[v] for x in values], grads[v], first)
+            for v in columns
+        ]
+        for k in range(window.positions):
+            to_kv[k].append(ar.round_to_bf16([of_kv[k] for of_kv, _ in pair]))
+            to_score[k].append(ar.round_to_bf16([of_score[k] for _, of_score in pair]))
+            exists = previous if window.previous(k) else own
+            for v, (_, of_score) in zip(columns, pair, strict=True):
+                sums[k, v] = ar.select(exists, sums[k, v] + of_score[k], sums[k, v])
+    return to_kv, to_score
+
+
+def _differentiate(window: Window, scores: list, values: list, grad: Float32, first: Int32):
+    """One column: (gradients of kv, gradients of score), fp32, one per position."""
+    highest = Float32(ar.LOWEST)
+    for s in scores:
+        highest = arch.fmax(highest, s)
+    exponents = [s - highest for s in scores]
+    weights = [ar.exp(x) for x in exponents]
+    total = weights[0]
+    for e in weights[1:]:
+        total = total + e
+    own = len(scores) - window.ratio
+    least = exponents[own]
+    for x in exponents[own + 1 :]:
+        least = arch.fmin(least, x)
+    if cutlass.const_expr(own > 0):
+        earlier = exponents[0]
+        for x in exponents[1:own]:
+            earlier = arch.fmin(earlier, x)
+        least = arch.fmin(least, ar.select(first != 0, Float32(0.0), earlier))
+    probabilities = _quotients(weights, total, least)
+    upstream = [ar.mul_rn(grad, value) for value in values]
+    terms = [ar.mul_rn(u, p) for u, p in zip(upstream, probabilities, strict=True)]
+    dot = terms[0]
+    for t in terms[1:]:
+        dot = dot + t
+    to_kv = [ar.mul_rn(grad, p) for p in probabilities]
+    to_score = [ar.fma_rn(-p, dot, t) for p, t in zip(probabilities, terms, strict=True)]
+    return to_kv, to_score
+
+
+@cute.jit
+def _quotients(weights: list, total: Float32, least: Float32) -> list:
+    """IEEE quotients weight / total, for total 0, NaN or in [1, 2**24].
+
+    By the correctly rounded reciprocal and one correction (Markstein), which is exact unless a
+    weight is so small that the correction's remainder underflows. Then by the reciprocal in fp64:
+    its relative error stays under 2**-51, and a quotient of two fp32 comes no closer than 2**-50
+    to a value halfway between two fp32, subnormals included.
+    """
+    guess = ar.rcp_approx(total)
+    reciprocal = ar.fma_rn(ar.fma_rn(-total, guess, Float32(1.0)), guess, guess)
+    quotients = cute.make_rmem_tensor((len(weights),), Float32)
+    for k in cutlass.range_constexpr(len(weights)):
+        near = ar.mul_rn(weights[k], reciprocal)
+        rest = ar.fma_rn(-near, total, weights[k])
+        quotients[k] = ar.fma_rn(rest, reciprocal, near)
+    if least < LEAST_EXPONENT:
+        error = Float64(ar.fma_rn(-reciprocal, total, Float32(1.0)))
+        exact = Float64(reciprocal) * (error * error + error) + Float64(reciprocal)
+        for k in cutlass.range_constexpr(len(weights)):
+            quotients[k] = Float32(Float64(weights[k]) * exact)
+    return [quotients[k] for k in range(len(weights))]

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the compiler needs beside a kernel: a launch, and one sample of every argument's type.
+
+Only the device code is kept. The launch's block size becomes the kernel's required block size;
+its grid means nothing.
+"""
+
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass.cute.runtime import make_ptr
+from cutlass.cute.typing import AddressSpace
+
+from aot.variants import OPERATION_PARAMETERS, PARAMETERS, Variant
+
+_POINTEE = {
+    "ape": Float32,
+    "grad_ape": Float32,
+    "workspace": Float32,
+    "cu_seqlens": Int32,
+    "cu_seqlens_comp": Int32,
+}
+
+
+def launchable(kernel: Any, variant: Variant) -> tuple[Any, Any, list[Any]]:
+    """(kernel, host function, sample arguments) to hand to `cute.compile`."""
+
+    # A carveout is named because the compiler asks a GPU for one otherwise; it stays on the host.
+    bounds = {"min_blocks_per_mp": variant.min_blocks, "preferred_smem_carveout": 0}
+
+    @cute.jit
+    def host(*arguments):
+        kernel(*arguments).launch(grid=(1, 1, 1), block=(variant.threads, 1, 1), **bounds)
+
+    return kernel, host, [_sample(name) for name in OPERATION_PARAMETERS[variant.operation]]
+
+
+def _sample(name: str) -> Any:
+    identity, size = PARAMETERS[name]
+    if identity <= PARAMETERS["workspace"][0]:
+        pointee = _POINTEE.get(name, BFloat16)
+        return make_ptr(pointee, 256, AddressSpace.gmem, assumed_align=pointee.width // 8)
+    return Int64(1) if size == 8 else Int32(1)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backward's table in shared memory, (positions, threads, columns) fp32.
+
+During the row loop its first lanes hold the block's tile of the APE; after it, every thread's
+APE sums, to be folded into the block's part of a partial plane.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute import arch
+
+from aot.kernels import arithmetic as ar
+from aot.kernels.window import Window
+
+
+@dataclass(frozen=True)
+class Table:
+    """The table's shape: `columns` adjacent floats per position and thread are one entry."""
+
+    window: Window
+    threads: int
+
+    def allocate(self) -> cute.Pointer:
+        """Static shared memory for the table."""
+        floats = self.window.positions * self.threads * self.window.columns
+        return arch.alloc_smem(Float32, floats, alignment=16)
+
+    def write(self, base: cute.Pointer, thread: Int32, values: list[list[Float32]]) -> None:
+        """Sets a thread's entries, [position][column]."""
+        for k, row in enumerate(values):
+            ar.store_f32(self._entry(base, k, thread), row)
+
+    def read(self, base: cute.Pointer, thread: Int32) -> list[list[Float32]]:
+        """A thread's entries, [position][column]."""
+        columns = self.window.columns
+        return [
+            ar.load_f32(self._entry(base, k, thread), columns)
+            for k in range(self.window.positions)
+        ]
+
+    def _entry(self, base: cute.Pointer, position: int, thread: Int32) -> cute.Pointer:
+        return base + (thread + position * self.threads) * self.window.columns
+
+
+@cute.jit
+def fold_into_plane(
+    table: cutlass.Constexpr,
+    base: cute.Pointer,
+    plane: cute.Pointer,
+    column_tile: Int32,
+    lanes_log2: Int32,
+    head_dim: Int32,
+):
+    """Adds the row lanes' sums in ascending order and writes this block's columns of the plane.
+
+    plane: (ratio, width) fp32, contiguous. Call it behind a barrier, from every thread.
+    """
+    window = cutlass.const_expr(table.window)
+    thread, _, _ = arch.thread_idx()
+    tile = Int32(window.columns) << lanes_log2  # columns of this block's tile, a power of two
+    width = Int64(head_dim) * window.coff
+    item = thread
+    while item < window.positions * tile:
+        offset = item & (tile - 1)
+        position = item // tile
+        column = column_tile * tile + offset
+        if column < head_dim:
+            total = Float32(0.0)
+            source = base + (position * (table.threads * window.columns) + offset)
+            for _ in cutlass.range(Int32(table.threads) >> lanes_log2):
+                total = total + arch.load(source, Float32, ss="cta")
+                source = source + tile
+            row = position
+            if cutlass.const_expr(window.coff == 2):
+                row = position % window.ratio
+                if position >= window.ratio:
+                    column = column + head_dim
+            arch.store(plane + (row * width + column), total)
+        item = item + table.threads
