@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gated-softmax pooling over windows of packed tokens, forward and backward, without a compiler.
+
+Importing this starts no driver and imports no framework; `csa_runtime.torch`, the differentiable
+form, is imported at its first use.
+"""
+
+from typing import Any
+
+from csa_runtime._native import launch_backward, launch_forward
+from csa_runtime.diagnostics import backward_workspace_bytes, explain, info, load
+from csa_runtime.errors import BundleError, DriverError, UnsupportedArch
+from csa_runtime.ops import compressor_backward, compressor_forward
+from csa_runtime.prefixes import check_prefixes, compressed_prefixes, max_rows
+
+__all__ = [
+    "BundleError",
+    "DriverError",
+    "UnsupportedArch",
+    "backward_workspace_bytes",
+    "check_prefixes",
+    "compressed_prefixes",
+    "compressor_backward",
+    "compressor_forward",
+    "explain",
+    "info",
+    "launch_backward",
+    "launch_forward",
+    "load",
+    "max_rows",
+]
+
+_LAZY = ("torch", "reference")
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs a framework, NumPy or time when it is asked for."""
+    if name == "__version__":
+        from csa_runtime.diagnostics import version
+
+        return version()
+    if name in _LAZY:
+        from importlib import import_module
+
+        return import_module(f"csa_runtime.{name}")
+    raise AttributeError(f"module 'csa_runtime' has no attribute {name!r}")

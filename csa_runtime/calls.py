@@ -45,19 +45,17 @@ def begin(
     ratio, coff = checks.window(ratio, coff)
     owner = library(kv)
     handle = owner.current_stream(kv) if stream is None else streams.handle_of(stream)
-    described = [
-        describe("kv", kv, handle),
-        describe("score", score, handle),
-        None if ape is None else describe("ape", ape, handle),
-        describe("cu_seqlens", cu_seqlens, handle),
-        describe("cu_seqlens_comp", cu_seqlens_comp, handle),
-    ]
-    inputs: Any = described
-    head_dim = checks.inputs(*inputs, ratio, coff)
+    values = describe("kv", kv, handle)
+    scores = describe("score", score, handle)
+    bias = optional("ape", ape, handle)
+    starts = describe("cu_seqlens", cu_seqlens, handle)
+    sums = describe("cu_seqlens_comp", cu_seqlens_comp, handle)
+    head_dim = checks.inputs(values, scores, bias, starts, sums, ratio, coff)
+    call = Call(owner, handle, values, scores, bias, starts, sums, ratio, coff, head_dim)
     if stream is None:
-        for array in described:
+        for array in call.read:
             check_stream(array, handle)
-    return Call(owner, handle, *inputs, ratio, coff, head_dim)
+    return call
 
 
 def check_stream(array: Array | None, stream: int) -> None:

@@ -28,6 +28,7 @@ class Library:
     """One that can neither allocate nor tell a capture: results and workspace must be given."""
 
     name = "unknown"
+    keeps_graph_memory = False
 
     def current_stream(self, array: Any) -> int:
         """Handle of the stream the library works on, for the array's device."""
@@ -63,6 +64,7 @@ class Torch(Library):
     """Found by `sys.modules`; its memory is recorded on foreign streams."""
 
     name = "torch"
+    keeps_graph_memory = True
 
     def __init__(self) -> None:
         """Bind the cheap forms of what a call asks for (0.1 us against 4)."""

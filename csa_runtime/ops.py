@@ -193,8 +193,11 @@ def _take_workspace(call: Call, kv: Any, rows: int) -> Array:
         call.kv.shape[0], rows, call.head_dim, call.ratio, call.coff,
         checks.DTYPE_CODES[call.kv.dtype],
     )  # fmt: skip
-    memory = call.owner.empty(kv, (size,), "uint8", call.stream)
-    if call.owner.capturing(kv, call.stream) and not call.owner.graph_owns(memory):
+    capturing = call.owner.capturing(kv, call.stream)
+    memory = None
+    if call.owner.keeps_graph_memory or not capturing:
+        memory = call.owner.empty(kv, (size,), "uint8", call.stream)
+    if memory is None or (capturing and not call.owner.graph_owns(memory)):
         raise ValueError(
             "workspace=None under a capture takes memory that may be reused while the graph can "
             "be replayed; pass workspace= of backward_workspace_bytes(...), kept with the graph, "

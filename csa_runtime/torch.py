@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compressor as a differentiable torch operation, eager and under `torch.compile`.
+
+Registers `torch.ops.csa_runtime.compressor_forward` and `compressor_backward`, with kernels for
+CUDA (the launcher) and the CPU (the reference), shapes for tracing and a derivative. torch >= 2.4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from csa_runtime import ops
+
+__all__ = ["compressor"]
+
+_INPUTS = "Tensor kv, Tensor score, Tensor? ape, Tensor cu_seqlens, Tensor cu_seqlens_comp, "
+# torch annotates little of this module.
+_registry: Any = torch.library
+_library = _registry.Library("csa_runtime", "DEF")
+_library.define(
+    f"compressor_forward({_INPUTS}int ratio, int coff, SymInt total_comp) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+# An operator cannot return "no tensor": without need_ape the third result has no elements.
+_library.define(
+    f"compressor_backward({_INPUTS}Tensor grad_out, int ratio, int coff, bool need_ape)"
+    " -> (Tensor, Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+_Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def _forward(
+    kv: Tensor,
+    score: Tensor,
+    ape: Tensor | None,
+    cu_seqlens: Tensor,
+    cu_seqlens_comp: Tensor,
+    ratio: int,
+    coff: int,
+    total_comp: int,
+) -> Tensor:
+    result: Tensor = ops.compressor_forward(
+        kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio=ratio, coff=coff, total_comp=total_comp
+    )
+    return result
+
+
+def _backward(
+    kv: Tensor,
+    score: Tensor,
+    ape: Tensor | None,
+    cu_seqlens: Tensor,
+    cu_seqlens_comp: Tensor,
+    grad_out: Tensor,
+    ratio: int,
+    coff: int,
+    need_ape: bool,
+) -> _Triple:
+    grads = None
+    if not need_ape:
+        grads = (kv.new_empty(kv.shape), kv.new_empty(kv.shape), None)
+    grad_kv, grad_score, grad_ape = ops.compressor_backward(
+        kv, score, ape, cu_seqlens, cu_seqlens_comp, _readable(grad_out),
+        ratio=ratio, coff=coff, grads=grads,
+    )  # fmt: skip
+    return grad_kv, grad_score, _nothing(kv) if grad_ape is None else grad_ape
+
+
+def _readable(grad_out: Tensor) -> Tensor:
+    """The incoming gradient with contiguous rows; autograd chooses its layout, not the caller."""
+    if grad_out.shape[1] == 1 or grad_out.stride(1) == 1:
+        return grad_out
+    if grad_out.stride() == (0, 0) and grad_out.shape[0]:
+        # out.sum().backward(): one row, broadcast, in place of all of them.
+        return grad_out[:1].contiguous().expand(grad_out.shape)
+    return grad_out.contiguous()
+
+
+def _nothing(like: Tensor) -> Tensor:
+    return like.new_empty((0,), dtype=torch.float32)
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("compressor_forward", _forward, _device)
+    _library.impl("compressor_backward", _backward, _device)
+
+
+def _forward_shape(
+    kv: Tensor,
+    score: Tensor,
+    ape: Tensor | None,
+    cu_seqlens: Tensor,
+    cu_seqlens_comp: Tensor,
+    ratio: int,
+    coff: int,
+    total_comp: int,
+) -> Tensor:
+    return kv.new_empty((total_comp, kv.shape[1] // coff))
+
+
+def _backward_shapes(
+    kv: Tensor,
+    score: Tensor,
+    ape: Tensor | None,
+    cu_seqlens: Tensor,
+    cu_seqlens_comp: Tensor,
+    grad_out: Tensor,
+    ratio: int,
+    coff: int,
+    need_ape: bool,
+) -> _Triple:
+    grad_ape = ape.new_empty(ape.shape) if need_ape and ape is not None else _nothing(kv)
+    return kv.new_empty(kv.shape), kv.new_empty(kv.shape), grad_ape
+
+
+_registry.register_fake("csa_runtime::compressor_forward", _forward_shape, lib=_library)
+_registry.register_fake("csa_runtime::compressor_backward", _backward_shapes, lib=_library)
+
+_forward_op = torch.ops.csa_runtime.compressor_forward.default
+_backward_op = torch.ops.csa_runtime.compressor_backward.default
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any = None) -> None:
+    """Keep what the derivative reads."""
+    ctx.save_for_backward(*inputs[:5])
+    ctx.ratio, ctx.coff = inputs[5], inputs[6]
+
+
+def _derivative(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    need_kv, need_score, need_ape = ctx.needs_input_grad[:3]
+    grad_kv, grad_score, grad_ape = _backward_op(
+        *ctx.saved_tensors, grad_out, ctx.ratio, ctx.coff, need_ape
+    )
+    return (
+        grad_kv if need_kv else None,
+        grad_score if need_score else None,
+        grad_ape if need_ape else None,
+        *(None,) * 5,
+    )
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError(
+        "the compressor has no second derivative: call backward without create_graph=True, or "
+        "detach its gradients before differentiating them"
+    )
+
+
+_registry.register_autograd(
+    "csa_runtime::compressor_forward", _derivative, setup_context=_save, lib=_library
+)
+_registry.register_autograd("csa_runtime::compressor_backward", _no_second_derivative, lib=_library)
+
+
+class _Compressor(torch.autograd.Function):
+    """The operator's own derivative, without the generic wrapper's cost in eager mode."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        _save(ctx, inputs)
+        result: Tensor = _forward_op(*inputs)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _derivative(ctx, grads[0])
+
+
+_apply: Any = _Compressor.apply
+
+
+def compressor(
+    kv: Tensor,
+    score: Tensor,
+    ape: Tensor | None,
+    cu_seqlens: Tensor,
+    cu_seqlens_comp: Tensor,
+    *,
+    ratio: int,
+    coff: int,
+    total_comp: int | None = None,
+) -> Tensor:
+    """Pool windows of tokens into rows; differentiable in kv, score and ape.
+
+    Runs on the current stream of the tensors' device; on the CPU it is the reference.
+
+    Args:
+        kv: `(T, W)` with `W = coff * head_dim`, last dimension contiguous.
+        score: as kv.
+        ape: `(ratio, W)` fp32 contiguous, or None for zeros.
+        cu_seqlens: int32 `(B + 1,)`, token prefixes.
+        cu_seqlens_comp: int32 `(B + 1,)`, row prefixes.
+        ratio: tokens of a block.
+        coff: 1, or 2 for windows that include the previous block.
+        total_comp: rows of the result; None reads `cu_seqlens_comp[-1]` back, which waits for the
+            device, is refused under capture and breaks the graph under `torch.compile`.
+
+    Returns:
+        `(total_comp, head_dim)` of kv's dtype.
+
+    Raises:
+        ValueError: malformed arguments, before any launch.
+        RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
+    """
+    if total_comp is None:
+        total_comp = _rows(cu_seqlens_comp)
+    result: Tensor = _apply(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, total_comp)
+    return result
+
+
+def _rows(cu_seqlens_comp: Tensor) -> int:
+    if (
+        cu_seqlens_comp.is_cuda
+        and not torch.compiler.is_compiling()
+        and torch.cuda.is_current_stream_capturing()
+    ):
+        raise ValueError(
+            "total_comp=None reads cu_seqlens_comp back, which a stream under capture cannot do; "
+            "pass total_comp= (csa_runtime.max_rows gives a static capacity)"
+        )
+    return int(cu_seqlens_comp[-1].item())
