@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bundle.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "error.h"
+#include "sha256.h"
+
+/* Limits far above any real bundle; they keep later arithmetic within int32. */
+enum { MAX_RECORDS = 1 << 16, MAX_CTAS = 1 << 24, MAX_SHARED = 1 << 20, MAX_RATIO = 1 << 12 };
+
+static bool power_of_two(int32_t x) { return x > 0 && (x & (x - 1)) == 0; }
+
+static bool terminated(const char *text, size_t bytes) {
+  return text[0] != 0 && memchr(text, 0, bytes) != NULL;
+}
+
+static const char *bad_variant(const struct csa_variant *v) {
+  if (!terminated(v->name, sizeof v->name)) return "its name is no string";
+  if (v->operation < CSA_FORWARD || v->operation > CSA_REDUCE) return "unknown operation";
+  if (!power_of_two(v->threads) || v->threads < 32 || v->threads > 1024) return "bad block size";
+  if (v->dynamic_shared < 0 || v->dynamic_shared > MAX_SHARED) return "bad shared size";
+  if (v->parameter_count > CSA_MAX_PARAMETERS) return "too many parameters";
+  for (uint32_t i = 0; i < v->parameter_count; i++)
+    if (v->parameters[i] >= CSA_PARAMETER_COUNT) return "a parameter this library does not know";
+  if (v->operation == CSA_REDUCE) return NULL;
+  if (v->ratio < 1 || v->ratio > MAX_RATIO || v->coff < 1 || v->coff > 2) return "bad window";
+  if (v->dtype < CSA_DTYPE_BF16 || v->dtype > CSA_DTYPE_FP32) return "unknown dtype";
+  if (!power_of_two(v->columns) || v->columns > 16) return "bad column count";
+  return NULL;
+}
+
+static const char *bad_schedule(const struct csa_bundle *bundle, const struct csa_schedule *s) {
+  if (s->variant < 0 || s->variant >= bundle->variant_count) return "no such variant";
+  const struct csa_variant *v = &bundle->variants[s->variant];
+  if (s->operation == CSA_REDUCE || s->operation != v->operation || s->ratio != v->ratio ||
+      s->coff != v->coff || s->dtype != v->dtype)
+    return "its variant is of another family";
+  if (s->lanes_log2 < 0 || s->lanes_log2 > 10 || 1 << s->lanes_log2 > v->threads)
+    return "bad lanes_log2";
+  if (s->ctas < 0 || s->ctas > MAX_CTAS || s->fill_ctas < 0 || s->fill_ctas > MAX_CTAS)
+    return "bad CTA count";
+  if (s->operation == CSA_BACKWARD && s->ctas < 1) return "backward without CTAs";
+  if (s->max_elements < -1) return "bad max_elements";
+  return NULL;
+}
+
+static const char *bad_image(const struct csa_bundle *bundle, const struct csa_image *image) {
+  uint64_t total = bundle->header->total_bytes;
+  if (image->variant < 0 || image->variant >= bundle->variant_count) return "no such variant";
+  if (image->arch < 10 || image->arch > 9999) return "bad architecture";
+  if (image->static_shared < 0 || image->static_shared > MAX_SHARED) return "bad shared size";
+  if (image->offset % 64 != 0 || image->offset > total) return "bad offset";
+  if (image->bytes == 0 || image->bytes > total - image->offset) return "bad size";
+  if (!terminated(image->symbol, sizeof image->symbol)) return "its symbol is no string";
+  return NULL;
+}
+
+static bool table_fits(uint64_t offset, uint32_t count, size_t record, uint64_t end) {
+  return count <= MAX_RECORDS && offset % 8 == 0 && offset >= sizeof(struct csa_header) &&
+         offset <= end && (uint64_t)count * record <= end - offset;
+}
+
+static int damaged(const char *source, const char *what, int64_t index, const char *why) {
+  char where[64] = "";
+  if (index >= 0) snprintf(where, sizeof where, " %lld", (long long)index);
+  return csa_fail(CSA_ERROR_BUNDLE,
+                  "bundle %s is damaged: %s%s: %s; reinstall it, or pack it again with "
+                  "`python aot/bundle.py pack cubins bundle.bin`",
+                  source, what, where, why);
+}
+
+static int check_header(const char *source, const struct csa_header *h, size_t bytes) {
+  if (bytes < sizeof *h) return damaged(source, "header", -1, "shorter than a header");
+  if (memcmp(h->magic, "CSABNDL", 8) != 0) return damaged(source, "header", -1, "no bundle.bin");
+  if (h->schema != CSA_BUNDLE_SCHEMA)
+    return csa_fail(CSA_ERROR_BUNDLE,
+                    "bundle %s has schema %u; this library reads schema %d: use a bundle packed by "
+                    "the same version of csa_runtime",
+                    source, h->schema, CSA_BUNDLE_SCHEMA);
+  if (h->header_bytes != sizeof *h) return damaged(source, "header", -1, "bad header size");
+  if (h->total_bytes != bytes) {
+    char why[96];
+    snprintf(why, sizeof why, "%zu bytes, not the %llu that its header promises", bytes,
+             (unsigned long long)h->total_bytes);
+    return damaged(source, "file", -1, why);
+  }
+  if (!table_fits(h->variants, h->variant_count, sizeof(struct csa_variant), bytes) ||
+      !table_fits(h->schedules, h->schedule_count, sizeof(struct csa_schedule), bytes) ||
+      !table_fits(h->images, h->image_count, sizeof(struct csa_image), bytes))
+    return damaged(source, "header", -1, "a table lies outside the file");
+  return CSA_OK;
+}
+
+int csa_bundle_parse(const char *source, const uint8_t *data, size_t bytes,
+                     struct csa_bundle *bundle) {
+  const struct csa_header *h = (const struct csa_header *)(const void *)data;
+  int status = check_header(source, h, bytes);
+  if (status != CSA_OK) return status;
+  *bundle = (struct csa_bundle){
+      .source = source,
+      .data = data,
+      .header = h,
+      .variants = (const void *)(data + h->variants),
+      .schedules = (const void *)(data + h->schedules),
+      .images = (const void *)(data + h->images),
+      .variant_count = (int32_t)h->variant_count,
+      .schedule_count = (int32_t)h->schedule_count,
+      .image_count = (int32_t)h->image_count,
+  };
+  uint64_t first = bytes;
+  for (int32_t i = 0; i < bundle->image_count; i++)
+    if (bundle->images[i].offset < first) first = bundle->images[i].offset;
+  if (!table_fits(h->variants, h->variant_count, sizeof(struct csa_variant), first) ||
+      !table_fits(h->schedules, h->schedule_count, sizeof(struct csa_schedule), first) ||
+      !table_fits(h->images, h->image_count, sizeof(struct csa_image), first))
+    return damaged(source, "header", -1, "an image lies over a table");
+  uint8_t digest[32];
+  csa_sha256(data + sizeof *h, (size_t)first - sizeof *h, digest);
+  if (memcmp(digest, h->tables_sha256, sizeof digest) != 0)
+    return damaged(source, "tables", -1, "sha256 differs from the header's");
+
+  const char *why;
+  for (int32_t i = 0; i < bundle->variant_count; i++)
+    if ((why = bad_variant(&bundle->variants[i])) != NULL)
+      return damaged(source, "variant", i, why);
+  for (int32_t i = 0; i < bundle->schedule_count; i++)
+    if ((why = bad_schedule(bundle, &bundle->schedules[i])) != NULL)
+      return damaged(source, "schedule", i, why);
+  for (int32_t i = 0; i < bundle->image_count; i++)
+    if ((why = bad_image(bundle, &bundle->images[i])) != NULL)
+      return damaged(source, "image", i, why);
+  return CSA_OK;
+}
+
+const char *csa_bundle_architectures(const struct csa_bundle *bundle, char *text, size_t bytes) {
+  size_t used = 0;
+  text[0] = 0;
+  for (int32_t arch = 0, next; used < bytes; arch = next) {
+    next = INT32_MAX;
+    for (int32_t i = 0; i < bundle->image_count; i++) {
+      int32_t candidate = bundle->images[i].arch;
+      if (candidate > arch && candidate < next) next = candidate;
+    }
+    if (next == INT32_MAX) break;
+    used += (size_t)snprintf(text + used, bytes - used, "%ssm_%d", used ? ", " : "", next);
+  }
+  return text[0] != 0 ? text : "no architecture";
+}
+
+int32_t csa_bundle_variant(const struct csa_bundle *bundle, const char *name) {
+  for (int32_t i = 0; i < bundle->variant_count; i++)
+    if (strcmp(bundle->variants[i].name, name) == 0) return i;
+  return -1;
+}

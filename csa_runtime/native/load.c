@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "load.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "context.h"
+#include "error.h"
+#include "sha256.h"
+
+enum { LOADS_IN_CAPTURE = 12030 }; /* the first driver that loads on a capturing stream */
+enum { STATIC_SHARED_MAX = 48 << 10 }; /* more needs an attribute */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int check_digest(const struct csa_bundle *bundle, const struct csa_image *image) {
+  uint8_t digest[32];
+  csa_sha256(bundle->data + image->offset, (size_t)image->bytes, digest);
+  if (memcmp(digest, image->sha256, sizeof digest) == 0) return CSA_OK;
+  return csa_fail(CSA_ERROR_BUNDLE,
+                  "bundle %s is damaged: image %s for sm_%d: sha256 differs from its record's; "
+                  "reinstall it, or pack it again with `python aot/bundle.py pack cubins bundle.bin`",
+                  bundle->source, bundle->variants[image->variant].name, image->arch);
+}
+
+static int load_failed(const struct csa_bundle *bundle, const struct csa_image *image,
+                       cu_result result) {
+  char what[320];
+  int mode = 0;
+  const char *hint = "";
+  if (result == CU_ERROR_NO_BINARY_FOR_GPU && csa_cuda.loading_mode(&mode) == CU_SUCCESS &&
+      mode == CU_LOADING_EAGER)
+    hint = "; CUDA_MODULE_LOADING=EAGER loads it into the contexts of every device, those of other "
+           "majors too: unset it";
+  snprintf(what, sizeof what, "loading %s for sm_%d%s", bundle->variants[image->variant].name,
+           image->arch, hint);
+  return csa_driver_check(result, "cuLibraryLoadData", what);
+}
+
+/* With the lock held: the image's context-free kernel handle. */
+static int load_image(const struct csa_bundle *bundle, int32_t index) {
+  const struct csa_image *image = &bundle->images[index];
+  struct csa_image_state *state = &bundle->states[index];
+  if (state->kernel != NULL) return CSA_OK;
+  if (state->library == NULL) {
+    int status = check_digest(bundle, image);
+    if (status != CSA_OK) return status;
+    int option = CU_LIBRARY_BINARY_PRESERVED;
+    void *value = (void *)(uintptr_t)1;
+    cu_result result = csa_cuda.library_load(&state->library, bundle->data + image->offset, NULL,
+                                             NULL, 0, &option, &value, 1);
+    if (result != CU_SUCCESS) {
+      state->library = NULL;
+      return load_failed(bundle, image, result);
+    }
+  }
+  cu_kernel kernel = NULL;
+  int status = csa_driver_check(csa_cuda.library_kernel(&kernel, state->library, image->symbol),
+                                "cuLibraryGetKernel", image->symbol);
+  if (status == CSA_OK) state->kernel = kernel;
+  return status;
+}
+
+/* A lazily loaded kernel's first launch may synchronise the context: finish it now. */
+static int finish(cu_kernel kernel, const char *name) {
+  cu_function function = NULL;
+  int status =
+      csa_driver_check(csa_cuda.kernel_function(&function, kernel), "cuKernelGetFunction", name);
+  if (status == CSA_OK && csa_cuda.function_load != NULL)
+    status = csa_driver_check(csa_cuda.function_load(function), "cuFuncLoad", name);
+  return status;
+}
+
+/* With the lock held, in a context of the device and with the capture mode relaxed. */
+static int make_ready(const struct csa_bundle *bundle, struct csa_device *device, int32_t variant) {
+  const struct csa_variant *v = &bundle->variants[variant];
+  int32_t index = device->target.images[variant];
+  int status = load_image(bundle, index);
+  if (status != CSA_OK) return status;
+  cu_kernel kernel = bundle->states[index].kernel;
+  if (bundle->images[index].static_shared + v->dynamic_shared > STATIC_SHARED_MAX &&
+      atomic_load_explicit(&device->kernels[variant], memory_order_relaxed) == NULL)
+    status = csa_driver_check(csa_cuda.kernel_set_attribute(CU_FUNC_MAX_DYNAMIC_SHARED,
+                                                            v->dynamic_shared, kernel,
+                                                            device->handle),
+                              "cuKernelSetAttribute", v->name);
+  if (status == CSA_OK) status = finish(kernel, v->name);
+  if (status == CSA_OK)
+    atomic_store_explicit(&device->kernels[variant], kernel, memory_order_release);
+  return status;
+}
+
+static int refuse_in_capture(cu_stream stream, const char *name) {
+  if (csa_cuda.version >= LOADS_IN_CAPTURE) return CSA_OK;
+  int capturing = CU_CAPTURE_STATUS_NONE;
+  cu_result result = csa_cuda.stream_capturing(stream, &capturing);
+  if (result == CU_SUCCESS && capturing == CU_CAPTURE_STATUS_NONE) return CSA_OK;
+  if (result != CU_SUCCESS && result != CU_ERROR_STREAM_CAPTURE_IMPLICIT)
+    return csa_driver_check(result, "cuStreamIsCapturing", "before loading");
+  return csa_fail_driver("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+                         CU_ERROR_STREAM_CAPTURE_UNSUPPORTED, "cuLibraryLoadData",
+                         "%s is not loaded yet and this driver (CUDA %d.%d) cannot load while the "
+                         "stream is capturing (CUDA 12.3 can); call load() before the capture",
+                         name, csa_cuda.version / 1000, csa_cuda.version % 1000 / 10);
+}
+
+int csa_load_variant(const struct csa_bundle *bundle, struct csa_device *device, int32_t variant,
+                     cu_stream stream) {
+  int status = refuse_in_capture(stream, bundle->variants[variant].name);
+  if (status != CSA_OK) return status;
+  pthread_mutex_lock(&lock);
+  if (atomic_load_explicit(&device->kernels[variant], memory_order_relaxed) == NULL) {
+    int mode;
+    status = csa_capture_relax(&mode);
+    if (status == CSA_OK)
+      status = csa_capture_restore(mode, make_ready(bundle, device, variant));
+  }
+  pthread_mutex_unlock(&lock);
+  return status;
+}
+
+/* A block's shared memory that this device cannot give rules a variant out, not the load. */
+static int beyond_device(const struct csa_bundle *bundle, const struct csa_device *device,
+                         int32_t variant) {
+  return bundle->images[device->target.images[variant]].static_shared +
+             bundle->variants[variant].dynamic_shared >
+         device->target.shared_limit;
+}
+
+int csa_load_all(const struct csa_bundle *bundle, struct csa_device *device) {
+  struct csa_scope scope;
+  int status = csa_context_enter_primary(device, &scope);
+  if (status != CSA_OK) return status;
+  pthread_mutex_lock(&lock);
+  int mode;
+  status = csa_capture_relax(&mode);
+  if (status == CSA_OK) {
+    for (int32_t v = 0; v < bundle->variant_count && status == CSA_OK; v++)
+      if (device->target.images[v] >= 0 && !beyond_device(bundle, device, v))
+        status = make_ready(bundle, device, v);
+    status = csa_capture_restore(mode, status);
+  }
+  pthread_mutex_unlock(&lock);
+  return csa_context_leave(&scope, status);
+}

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Images become kernels: once each, under a relaxed capture mode, never unloaded. */
+#ifndef CSA_LOAD_H
+#define CSA_LOAD_H
+
+#include "device.h"
+
+/* Make a variant's kernel ready on `device`, in the current context. `stream` is what it will be
+ * launched on: a driver before CUDA 12.3 cannot load while that is capturing. */
+int csa_load_variant(const struct csa_bundle *bundle, struct csa_device *device, int32_t variant,
+                     cu_stream stream);
+
+/* Load and finish every image of the device's architecture in its primary context. */
+int csa_load_all(const struct csa_bundle *bundle, struct csa_device *device);
+
+#endif

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Problem + device facts + bundle -> launches. Pure: no driver, no allocation, no state. */
+#ifndef CSA_PLAN_H
+#define CSA_PLAN_H
+
+#include "bundle.h"
+#include "csa_runtime.h"
+#include "target.h"
+
+struct csa_launch {
+  int32_t variant, image;
+  uint32_t grid_x, grid_y, threads, shared;
+  uint32_t parameter_bytes;
+  _Alignas(8) uint8_t parameters[CSA_MAX_PARAMETERS * 8];
+};
+
+struct csa_plan {
+  int32_t variant, image;    /* of the operation itself, launched or not */
+  int32_t lanes_log2;        /* 2**lanes_log2 threads of a block lie along the columns */
+  uint32_t grid_x, grid_y;   /* of the operation; 0: nothing to launch */
+  int64_t column_tiles;      /* blocks along the columns */
+  int64_t groups;            /* backward: row groups, each with a partial APE plane */
+  int64_t fill_ctas;         /* backward: blocks that zero unconsumed tokens */
+  int64_t plane_elements;    /* backward: fp32 elements of one plane */
+  int64_t workspace_bytes;   /* backward with grad_ape: what this plan uses */
+  int32_t launch_count;
+  struct csa_launch launches[2];
+};
+
+/* The launches of validated `args`. `variant` forces one by name (NULL: the first schedule that
+ * fits). CSA_ERROR_VALUE where nothing can serve the call; CSA_ERROR_ARCH where only another
+ * architecture's images could. */
+int csa_plan_make(const struct csa_bundle *bundle, const struct csa_target *target,
+                  enum csa_operation operation, const csa_args *args, const char *variant,
+                  struct csa_plan *plan);
+
+/* Upper bound of workspace_bytes over every schedule of the family, whatever the device and the
+ * alignment; 0 where there is none. Does not depend on the tokens. */
+int64_t csa_plan_workspace_bound(const struct csa_bundle *bundle, const csa_args *args);
+
+/* Bytes of an element of csa_args.dtype. */
+static inline int64_t csa_element_bytes(int32_t dtype) { return dtype == CSA_DTYPE_FP32 ? 4 : 2; }
+
+#endif

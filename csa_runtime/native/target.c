@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "target.h"
+
+#include <stdlib.h>
+
+#include "error.h"
+
+/* Integrated parts that do not run their major's plain images. */
+enum { ORIN = 87 };
+
+/* Shared memory that one block may opt into, by compute capability. */
+static const struct {
+  int32_t capability, bytes;
+} SHARED[] = {{80, 163 << 10}, {86, 99 << 10},  {87, 163 << 10}, {89, 99 << 10}, {90, 227 << 10},
+              {100, 227 << 10}, {103, 227 << 10}, {110, 227 << 10}};
+enum { SHARED_EVERYWHERE = 99 << 10 };
+
+int32_t csa_target_arch(const struct csa_bundle *bundle, int32_t capability) {
+  int32_t best = 0;
+  for (int32_t i = 0; i < bundle->image_count; i++) {
+    int32_t arch = bundle->images[i].arch;
+    if (arch / 10 != capability / 10 || arch > capability || arch <= best) continue;
+    if (capability == ORIN && arch != ORIN) continue;
+    best = arch;
+  }
+  return best;
+}
+
+int csa_target_init(const struct csa_bundle *bundle, const char *who, int32_t capability,
+                    int32_t shared_limit, struct csa_target *target) {
+  int32_t arch = csa_target_arch(bundle, capability);
+  if (arch == 0) {
+    char archs[256];
+    return csa_fail(CSA_ERROR_ARCH,
+                    "%s has compute capability %d.%d; the bundle (%s) holds images for %s and none "
+                    "that it runs; build one with `tools/build_cubins --arch %d` and choose it "
+                    "with load(bundle=...) or CSA_RUNTIME_BUNDLE",
+                    who, capability / 10, capability % 10, bundle->source,
+                    csa_bundle_architectures(bundle, archs, sizeof archs), capability);
+  }
+  if (shared_limit <= 0) {
+    shared_limit = SHARED_EVERYWHERE;
+    for (size_t i = 0; i < sizeof SHARED / sizeof SHARED[0]; i++)
+      if (SHARED[i].capability == capability) shared_limit = SHARED[i].bytes;
+  }
+  int32_t *images = malloc(((size_t)bundle->variant_count + 1) * sizeof *images);
+  if (images == NULL) return csa_fail(CSA_ERROR_MEMORY, "no host memory");
+  *target = (struct csa_target){.capability = capability,
+                                .arch = arch,
+                                .shared_limit = shared_limit,
+                                .first_row = bundle->schedule_count,
+                                .end_row = bundle->schedule_count,
+                                .reduce = -1,
+                                .images = images};
+  for (int32_t i = 0; i < bundle->variant_count; i++) images[i] = -1;
+  for (int32_t i = bundle->image_count - 1; i >= 0; i--)
+    if (bundle->images[i].arch == arch) images[bundle->images[i].variant] = i;
+  for (int32_t i = bundle->variant_count - 1; i >= 0; i--)
+    if (bundle->variants[i].operation == CSA_REDUCE && images[i] >= 0) target->reduce = i;
+  for (int32_t i = bundle->schedule_count - 1; i >= 0; i--) {
+    if (bundle->schedules[i].arch != arch) continue;
+    if (target->first_row == bundle->schedule_count) target->end_row = i + 1;
+    target->first_row = i;
+  }
+  return CSA_OK;
+}

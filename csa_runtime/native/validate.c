@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "validate.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "error.h"
+#include "tensors.h"
+
+/* sizeof(csa_args) when ABI version 1 was first published. */
+enum { ARGS_BYTES_V1 = 200 };
+enum { HEAD_DIM_MAX = 8388480 }; /* 65535 blocks of 128 single columns */
+static const int64_t COUNT_END = (int64_t)1 << 31;
+
+int csa_args_accept(const csa_args *args, csa_args *copy, const csa_args **accepted) {
+  *accepted = args;
+  if (args == NULL)
+    return csa_fail(CSA_ERROR_VALUE, "args is NULL; pass a zeroed csa_args with size set");
+  size_t size = args->size;
+  if (__builtin_expect(size == sizeof *args, 1)) return CSA_OK;
+  if (size < ARGS_BYTES_V1)
+    return csa_fail(CSA_ERROR_VALUE,
+                    "csa_args.size is %zu, not at least %d; zero the struct and set size = "
+                    "sizeof(csa_args)",
+                    size, ARGS_BYTES_V1);
+  const unsigned char *bytes = (const unsigned char *)args;
+  for (size_t i = sizeof *args; i < size; i++)
+    if (bytes[i] != 0)
+      return csa_fail(CSA_ERROR_VALUE,
+                      "csa_args.size is %zu and byte %zu is set; this library knows %zu bytes: use "
+                      "the libcsa_runtime.so that belongs to the header, or leave new fields zero",
+                      size, i, sizeof *args);
+  memset(copy, 0, sizeof *copy);
+  memcpy(copy, args, size < sizeof *args ? size : sizeof *args);
+  *accepted = copy;
+  return CSA_OK;
+}
+
+static const char *dtype_name(int32_t dtype) {
+  return dtype == CSA_DTYPE_BF16 ? "bf16" : dtype == CSA_DTYPE_FP16 ? "fp16" : "fp32";
+}
+
+/* "ratio 2 coff 1, ratio 2 coff 2, ..." of one operation and dtype. */
+static const char *families(const struct csa_bundle *bundle, enum csa_operation operation,
+                            int32_t dtype, char *text, size_t bytes) {
+  size_t used = 0;
+  text[0] = 0;
+  for (int32_t i = 0; i < bundle->variant_count; i++) {
+    const struct csa_variant *v = &bundle->variants[i];
+    if (v->operation != (int32_t)operation || v->dtype != dtype) continue;
+    int seen = 0;
+    for (int32_t j = 0; j < i; j++) {
+      const struct csa_variant *w = &bundle->variants[j];
+      seen |= w->operation == v->operation && w->dtype == dtype && w->ratio == v->ratio &&
+              w->coff == v->coff;
+    }
+    if (seen || used >= bytes) continue;
+    used += (size_t)snprintf(text + used, bytes - used, "%sratio %d coff %d", used ? ", " : "",
+                             v->ratio, v->coff);
+  }
+  return text[0] != 0 ? text : "nothing of this dtype";
+}
+
+static int validate_family(const struct csa_bundle *bundle, enum csa_operation operation,
+                           const csa_args *a) {
+  if (__builtin_expect(a->dtype < CSA_DTYPE_BF16 || a->dtype > CSA_DTYPE_FP32, 0))
+    return csa_fail(CSA_ERROR_VALUE, "dtype is %d; pass 1 (bf16), 2 (fp16) or 3 (fp32)", a->dtype);
+  for (int32_t i = 0; i < bundle->variant_count; i++) {
+    const struct csa_variant *v = &bundle->variants[i];
+    if (v->operation == (int32_t)operation && v->ratio == a->ratio && v->coff == a->coff &&
+        v->dtype == a->dtype)
+      return CSA_OK;
+  }
+  char text[512];
+  return csa_fail(CSA_ERROR_VALUE,
+                  "ratio %d, coff %d, dtype %d (%s): no %s variant; the bundle (%s) serves %s in "
+                  "this dtype",
+                  a->ratio, a->coff, a->dtype, dtype_name(a->dtype),
+                  operation == CSA_FORWARD ? "forward" : "backward", bundle->source,
+                  families(bundle, operation, a->dtype, text, sizeof text));
+}
+
+static int validate_count(const char *name, int64_t count, int64_t least, int64_t most) {
+  if (__builtin_expect(count >= least && count <= most, 1)) return CSA_OK;
+  return csa_fail(CSA_ERROR_VALUE, "%s is %lld; pass %lld to %lld", name, (long long)count,
+                  (long long)least, (long long)most);
+}
+
+int csa_validate_sizes(const struct csa_bundle *bundle, enum csa_operation operation,
+                       const csa_args *a) {
+  int status = validate_family(bundle, operation, a);
+  if (status == CSA_OK) status = validate_count("tokens", a->tokens, 0, COUNT_END - 1);
+  if (status == CSA_OK) status = validate_count("segments", a->segments, 0, COUNT_END - 2);
+  if (status == CSA_OK) status = validate_count("rows", a->rows, 0, COUNT_END - 1);
+  if (status == CSA_OK) status = validate_count("head_dim", a->head_dim, 1, HEAD_DIM_MAX);
+  if (status != CSA_OK) return status;
+  if (a->rows > 0 && a->tokens < a->ratio)
+    return csa_fail(CSA_ERROR_VALUE,
+                    "rows is %lld with %lld tokens; rows > 0 needs at least ratio = %d tokens: "
+                    "pass rows = 0, or more tokens",
+                    (long long)a->rows, (long long)a->tokens, a->ratio);
+  if ((a->flags & ~CSA_FLAG_ACCUMULATE) != 0)
+    return csa_fail(CSA_ERROR_VALUE,
+                    "flags is 0x%x; only 1 (add to grad_ape) is known: clear the other bits",
+                    (unsigned)a->flags);
+  return CSA_OK;
+}
+
+int csa_validate(const struct csa_bundle *bundle, enum csa_operation operation,
+                 const csa_args *args) {
+  int status = csa_validate_sizes(bundle, operation, args);
+  if (status != CSA_OK) return status;
+  if (operation == CSA_BACKWARD && args->grad_ape != NULL && args->ape == NULL)
+    return csa_fail(CSA_ERROR_VALUE,
+                    "grad_ape is given but ape is NULL; without ape there is no grad_ape: pass "
+                    "grad_ape = NULL, or ape");
+  struct csa_tensors tensors;
+  status = csa_tensors_collect(operation, args, &tensors);
+  return status == CSA_OK ? csa_tensors_check_overlap(&tensors) : status;
+}
+
+int csa_validate_workspace(const csa_args *args, int64_t needed) {
+  if (args->grad_ape == NULL || needed == 0) return CSA_OK;
+  if (args->workspace == NULL || args->workspace_bytes < needed)
+    return csa_fail(CSA_ERROR_VALUE,
+                    "workspace is %p of %lld bytes; this call needs %lld: allocate what "
+                    "backward_workspace_bytes() says, which always suffices",
+                    args->workspace, (long long)args->workspace_bytes, (long long)needed);
+  return CSA_OK;
+}
