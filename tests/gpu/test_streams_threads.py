@@ -105,12 +105,13 @@ def test_a_call_runs_in_its_streams_own_context() -> None:
     with second_context() as context:
         current = driver(cu.cuCtxGetCurrent())
         driver(cu.cuCtxSetCurrent(context))
-        stream = driver(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        stream = driver(cu.cuStreamCreate(1))  # CU_STREAM_NON_BLOCKING
         places = {}
         for name, host in hosts.items():
             places[name] = int(driver(cu.cuMemAlloc(host.numel())))
             driver(cu.cuMemcpyHtoD(places[name], host.data_ptr(), host.numel()))
         out = int(driver(cu.cuMemAlloc(result.numel())))
+        driver(cu.cuCtxSynchronize())
         driver(cu.cuCtxSetCurrent(current))
         csa_runtime.launch_forward(
             device=0, ratio=4, coff=2, dtype=1, tokens=61, segments=2, rows=pack.total_comp,

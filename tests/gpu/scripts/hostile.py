@@ -43,7 +43,7 @@ ROWS = 9
 def driver(result: tuple[Any, ...]) -> Any:
     """The value of a cuda.bindings call, which must have succeeded."""
     status, *values = result
-    if int(status) != 0:
+    if status.value != 0:
         raise RuntimeError(f"driver: {status!r}")
     return values[0] if values else None
 

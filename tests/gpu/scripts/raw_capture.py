@@ -20,6 +20,7 @@ MODES = {
     name: getattr(cu.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{name.upper()}")
     for name in ("global", "thread_local", "relaxed")
 }
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 PACKS = (((0, 40, 47, 64), (0, 10, 11, 12)), ((0, 3, 40, 64), (0, 0, 9, 12)))
 
 
@@ -35,7 +36,7 @@ def main(mode: str, company: str) -> None:
     driver(cu.cuInit(0))
     context = driver(cu.cuDevicePrimaryCtxRetain(driver(cu.cuDeviceGet(0))))
     driver(cu.cuCtxSetCurrent(context))
-    stream = driver(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+    stream = driver(cu.cuStreamCreate(NON_BLOCKING))
     random = np.random.default_rng(2)
 
     def bf16(rows: int, columns: int) -> "np.ndarray[Any, Any]":
@@ -60,6 +61,7 @@ def main(mode: str, company: str) -> None:
     )  # fmt: skip
     grad_out = upload(bf16(ROWS, HEAD_DIM))
     workspace = upload(np.full(scratch, 0xFF, np.uint8))
+    driver(cu.cuCtxSynchronize())
 
     def call() -> None:
         launch_forward(**common, out=results["out"], out_stride=HEAD_DIM)
@@ -86,7 +88,7 @@ def main(mode: str, company: str) -> None:
     def capture_globally() -> None:
         try:
             driver(cu.cuCtxSetCurrent(context))
-            mine = driver(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+            mine = driver(cu.cuStreamCreate(NON_BLOCKING))
             driver(cu.cuStreamBeginCapture(mine, MODES["global"]))
             other_began.set()
             end_other.wait(60)
@@ -113,6 +115,7 @@ def main(mode: str, company: str) -> None:
         for pointer, prefix in zip(prefixes, entries, strict=True):
             host = np.array(prefix, np.int32)
             driver(cu.cuMemcpyHtoD(pointer, host.ctypes.data, host.nbytes))
+        driver(cu.cuCtxSynchronize())
         taken = []
         for _ in range(2):
             driver(cu.cuGraphLaunch(executable, stream))
