@@ -24,6 +24,12 @@
 extern "C" {
 #endif
 
+#if defined(__GNUC__)
+#define CSA_API __attribute__((visibility("default")))
+#else
+#define CSA_API
+#endif
+
 /* Incremented when an existing caller would have to change; appending a field to csa_args is not
  * such a change. */
 #define CSA_ABI_VERSION 1
@@ -69,9 +75,9 @@ typedef struct csa_args {
   void *out;
   const void *grad_out;
   void *grad_kv, *grad_score;
-  float *grad_ape;           /* NULL: not wanted */
-  void *workspace;           /* backward with grad_ape: 16-byte aligned, uninitialised scratch */
-  int64_t workspace_bytes;   /* at least what csa_backward_workspace_bytes() says always suffices */
+  float *grad_ape;         /* NULL: not wanted */
+  void *workspace;         /* backward with grad_ape: 16-byte aligned, uninitialised scratch */
+  int64_t workspace_bytes; /* at least what csa_backward_workspace_bytes() says always suffices */
   int64_t kv_stride, score_stride, out_stride, grad_out_stride, grad_kv_stride, grad_score_stride;
 } csa_args;
 
@@ -83,24 +89,24 @@ typedef struct csa_args {
  * no synchronisation once the kernels are loaded.
  *
  * csa_backward writes every element of grad_kv, grad_score and (if not NULL) grad_ape. */
-int csa_forward(const csa_args *args, void *stream);
-int csa_backward(const csa_args *args, void *stream);
+CSA_API int csa_forward(const csa_args *args, void *stream);
+CSA_API int csa_backward(const csa_args *args, void *stream);
 
 /* Bytes of workspace that suffice for csa_backward on every device and for every alignment:
  * uses ratio, coff, dtype, tokens, rows and head_dim of `args`; needs no driver. */
-int csa_backward_workspace_bytes(const csa_args *args, int64_t *bytes);
+CSA_API int csa_backward_workspace_bytes(const csa_args *args, int64_t *bytes);
 
 /* Load and finish every kernel of a device's architecture, so that no later launch loads anything.
  * device: a CUDA ordinal, or -1 for the current context's (0 without one).
  * bundle: path of a bundle.bin to use in place of the embedded one, or NULL. It is chosen once per
  * process, before anything else used a bundle; naming the same path again is fine. */
-int csa_load(int32_t device, const char *bundle);
+CSA_API int csa_load(int32_t device, const char *bundle);
 
 /* Message of this thread's latest failure; "" if there was none. Valid until its next failure. */
-const char *csa_last_error(void);
+CSA_API const char *csa_last_error(void);
 
 /* CSA_ABI_VERSION of the library, to compare with the header's. */
-int csa_abi_version(void);
+CSA_API int csa_abi_version(void);
 
 #ifdef __cplusplus
 }

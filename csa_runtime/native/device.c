@@ -35,8 +35,7 @@ int csa_device_count(void) { return device_count; }
 int csa_device_facts(cu_device handle, int32_t *capability, int32_t *shared_limit) {
   int major = 0, minor = 0, shared = 0;
   cu_result result = csa_cuda.device_attribute(&major, CU_DEVICE_MAJOR, handle);
-  if (result == CU_SUCCESS)
-    result = csa_cuda.device_attribute(&minor, CU_DEVICE_MINOR, handle);
+  if (result == CU_SUCCESS) result = csa_cuda.device_attribute(&minor, CU_DEVICE_MINOR, handle);
   if (result == CU_SUCCESS)
     result = csa_cuda.device_attribute(&shared, CU_DEVICE_SHARED_OPTIN, handle);
   *capability = 10 * major + minor;

@@ -52,11 +52,9 @@ int csa_private_device(int32_t ordinal, struct csa_device_info *info) {
     status = csa_driver_check(csa_cuda.device_get(&handle, ordinal), "cuDeviceGet",
                               "finding the device");
   if (status == CSA_OK)
-    status = csa_driver_check(
-        csa_cuda.device_name(info->name, (int)sizeof info->name - 1, handle), "cuDeviceGetName",
-        "asking for the device's name");
-  if (status == CSA_OK)
-    status = csa_device_facts(handle, &info->capability, &info->shared_limit);
+    status = csa_driver_check(csa_cuda.device_name(info->name, (int)sizeof info->name - 1, handle),
+                              "cuDeviceGetName", "asking for the device's name");
+  if (status == CSA_OK) status = csa_device_facts(handle, &info->capability, &info->shared_limit);
   if (status == CSA_OK)
     status = csa_driver_check(
         csa_cuda.device_attribute(&info->multiprocessors, CU_DEVICE_MULTIPROCESSORS, handle),

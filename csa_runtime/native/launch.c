@@ -11,8 +11,7 @@
 static int launch_one(const struct csa_bundle *bundle, struct csa_device *device,
                       struct csa_plan *plan, int32_t index, cu_stream stream) {
   struct csa_launch *launch = &plan->launches[index];
-  cu_kernel kernel =
-      atomic_load_explicit(&device->kernels[launch->variant], memory_order_acquire);
+  cu_kernel kernel = atomic_load_explicit(&device->kernels[launch->variant], memory_order_acquire);
   size_t bytes = launch->parameter_bytes;
   void *extra[] = {CU_PARAM_BUFFER_POINTER, launch->parameters, CU_PARAM_BUFFER_SIZE, &bytes,
                    CU_PARAM_END};

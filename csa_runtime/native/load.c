@@ -9,7 +9,7 @@
 #include "error.h"
 #include "sha256.h"
 
-enum { LOADS_IN_CAPTURE = 12030 }; /* the first driver that loads on a capturing stream */
+enum { LOADS_IN_CAPTURE = 12030 };     /* the first driver that loads on a capturing stream */
 enum { STATIC_SHARED_MAX = 48 << 10 }; /* more needs an attribute */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -18,10 +18,11 @@ static int check_digest(const struct csa_bundle *bundle, const struct csa_image 
   uint8_t digest[32];
   csa_sha256(bundle->data + image->offset, (size_t)image->bytes, digest);
   if (memcmp(digest, image->sha256, sizeof digest) == 0) return CSA_OK;
-  return csa_fail(CSA_ERROR_BUNDLE,
-                  "bundle %s is damaged: image %s for sm_%d: sha256 differs from its record's; "
-                  "reinstall it, or pack it again with `python aot/bundle.py pack cubins bundle.bin`",
-                  bundle->source, bundle->variants[image->variant].name, image->arch);
+  return csa_fail(
+      CSA_ERROR_BUNDLE,
+      "bundle %s is damaged: image %s for sm_%d: sha256 differs from its record's; "
+      "reinstall it, or pack it again with `python aot/bundle.py pack cubins bundle.bin`",
+      bundle->source, bundle->variants[image->variant].name, image->arch);
 }
 
 static int load_failed(const struct csa_bundle *bundle, const struct csa_image *image,
@@ -31,8 +32,9 @@ static int load_failed(const struct csa_bundle *bundle, const struct csa_image *
   const char *hint = "";
   if (result == CU_ERROR_NO_BINARY_FOR_GPU && csa_cuda.loading_mode(&mode) == CU_SUCCESS &&
       mode == CU_LOADING_EAGER)
-    hint = "; CUDA_MODULE_LOADING=EAGER loads it into the contexts of every device, those of other "
-           "majors too: unset it";
+    hint =
+        "; CUDA_MODULE_LOADING=EAGER loads it into the contexts of every device, those of other "
+        "majors too: unset it";
   snprintf(what, sizeof what, "loading %s for sm_%d%s", bundle->variants[image->variant].name,
            image->arch, hint);
   return csa_driver_check(result, "cuLibraryLoadData", what);
@@ -81,10 +83,10 @@ static int make_ready(const struct csa_bundle *bundle, struct csa_device *device
   cu_kernel kernel = bundle->states[index].kernel;
   if (bundle->images[index].static_shared + v->dynamic_shared > STATIC_SHARED_MAX &&
       atomic_load_explicit(&device->kernels[variant], memory_order_relaxed) == NULL)
-    status = csa_driver_check(csa_cuda.kernel_set_attribute(CU_FUNC_MAX_DYNAMIC_SHARED,
-                                                            v->dynamic_shared, kernel,
-                                                            device->handle),
-                              "cuKernelSetAttribute", v->name);
+    status =
+        csa_driver_check(csa_cuda.kernel_set_attribute(CU_FUNC_MAX_DYNAMIC_SHARED,
+                                                       v->dynamic_shared, kernel, device->handle),
+                         "cuKernelSetAttribute", v->name);
   if (status == CSA_OK) status = finish(kernel, v->name);
   if (status == CSA_OK)
     atomic_store_explicit(&device->kernels[variant], kernel, memory_order_release);
@@ -113,8 +115,7 @@ int csa_load_variant(const struct csa_bundle *bundle, struct csa_device *device,
   if (atomic_load_explicit(&device->kernels[variant], memory_order_relaxed) == NULL) {
     int mode;
     status = csa_capture_relax(&mode);
-    if (status == CSA_OK)
-      status = csa_capture_restore(mode, make_ready(bundle, device, variant));
+    if (status == CSA_OK) status = csa_capture_restore(mode, make_ready(bundle, device, variant));
   }
   pthread_mutex_unlock(&lock);
   return status;

@@ -225,9 +225,8 @@ static int force(const struct csa_bundle *bundle, const struct csa_target *targe
                     "variant=\"%s\" needs %d bytes of shared memory; a block of this device has %d",
                     name, bundle->images[target->images[variant]].static_shared + v->dynamic_shared,
                     target->shared_limit);
-  struct csa_schedule schedule = {.lanes_log2 = FORCED_LANES_LOG2,
-                                  .ctas = FORCED_CTAS,
-                                  .fill_ctas = FORCED_FILL_CTAS};
+  struct csa_schedule schedule = {
+      .lanes_log2 = FORCED_LANES_LOG2, .ctas = FORCED_CTAS, .fill_ctas = FORCED_FILL_CTAS};
   for (int32_t i = target->end_row - 1; i >= target->first_row; i--)
     if (bundle->schedules[i].variant == variant && bundle->schedules[i].arch == target->arch)
       schedule = bundle->schedules[i];
@@ -242,8 +241,7 @@ int csa_plan_make(const struct csa_bundle *bundle, const struct csa_target *targ
   if (operation == CSA_BACKWARD && a->grad_ape != NULL && target->reduce < 0)
     return csa_fail(CSA_ERROR_ARCH, "the bundle (%s) has no reduction image for sm_%d",
                     bundle->source, target->arch);
-  if (variant != NULL)
-    return force(bundle, target, operation, a, variant, &alignment, plan);
+  if (variant != NULL) return force(bundle, target, operation, a, variant, &alignment, plan);
   int64_t element = csa_element_bytes(a->dtype), elements = a->rows * a->head_dim;
   for (int32_t i = target->first_row; i < target->end_row; i++) {
     const struct csa_schedule *s = &bundle->schedules[i];

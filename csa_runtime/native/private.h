@@ -9,8 +9,8 @@
 #include "plan.h"
 
 /* csa_forward and csa_backward, with an optional variant forced by name. */
-int csa_private_run(enum csa_operation operation, const csa_args *args, void *stream,
-                    const char *variant);
+CSA_API int csa_private_run(enum csa_operation operation, const csa_args *args, void *stream,
+                            const char *variant);
 
 struct csa_explanation {
   const struct csa_bundle *bundle;
@@ -20,9 +20,9 @@ struct csa_explanation {
 
 /* What csa_private_run would launch on a device of compute capability `capability` (90 for 9.0)
  * with `shared_limit` bytes (0: usual for it), or on args->device for -1. Pointers may be NULL. */
-int csa_private_explain(enum csa_operation operation, const csa_args *args, int32_t capability,
-                        int32_t shared_limit, const char *variant,
-                        struct csa_explanation *explanation);
+CSA_API int csa_private_explain(enum csa_operation operation, const csa_args *args,
+                                int32_t capability, int32_t shared_limit, const char *variant,
+                                struct csa_explanation *explanation);
 
 struct csa_device_info {
   char name[128];
@@ -30,10 +30,10 @@ struct csa_device_info {
 };
 
 /* The driver's version, and device `ordinal` of the `count` there are. Both start the driver. */
-int csa_private_driver(int *version, int *count);
-int csa_private_device(int32_t ordinal, struct csa_device_info *info);
+CSA_API int csa_private_driver(int *version, int *count);
+CSA_API int csa_private_device(int32_t ordinal, struct csa_device_info *info);
 
-int csa_private_bundle(const struct csa_bundle **bundle);
-const struct csa_failure *csa_private_failure(void);
+CSA_API int csa_private_bundle(const struct csa_bundle **bundle);
+CSA_API const struct csa_failure *csa_private_failure(void);
 
 #endif

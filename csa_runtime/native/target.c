@@ -11,8 +11,8 @@ enum { ORIN = 87 };
 /* Shared memory that one block may opt into, by compute capability. */
 static const struct {
   int32_t capability, bytes;
-} SHARED[] = {{80, 163 << 10}, {86, 99 << 10},  {87, 163 << 10}, {89, 99 << 10}, {90, 227 << 10},
-              {100, 227 << 10}, {103, 227 << 10}, {110, 227 << 10}};
+} SHARED[] = {{80, 163 << 10}, {86, 99 << 10},   {87, 163 << 10},  {89, 99 << 10},
+              {90, 227 << 10}, {100, 227 << 10}, {103, 227 << 10}, {110, 227 << 10}};
 enum { SHARED_EVERYWHERE = 99 << 10 };
 
 int32_t csa_target_arch(const struct csa_bundle *bundle, int32_t capability) {

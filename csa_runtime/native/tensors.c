@@ -83,9 +83,9 @@ static int workspace(struct csa_tensors *t, const csa_args *a) {
              : outside("workspace", a->workspace);
 }
 
-#define CHECK(call)                  \
-  do {                               \
-    int status_ = (call);            \
+#define CHECK(call)                        \
+  do {                                     \
+    int status_ = (call);                  \
     if (status_ != CSA_OK) return status_; \
   } while (0)
 

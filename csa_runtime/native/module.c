@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "module.h"
+
+PyObject *csa_raise(int code) {
+  const struct csa_failure *failure = csa_private_failure();
+  if (code == CSA_ERROR_VALUE) {
+    PyErr_SetString(PyExc_ValueError, failure->message);
+    return NULL;
+  }
+  if (code == CSA_ERROR_MEMORY) {
+    PyErr_SetString(PyExc_MemoryError, failure->message);
+    return NULL;
+  }
+  const char *name = code == CSA_ERROR_ARCH     ? "UnsupportedArch"
+                     : code == CSA_ERROR_BUNDLE ? "BundleError"
+                                                : "DriverError";
+  PyObject *errors = PyImport_ImportModule("csa_runtime.errors");
+  PyObject *type = errors != NULL ? PyObject_GetAttrString(errors, name) : NULL;
+  PyObject *error = NULL;
+  if (type != NULL && code == CSA_ERROR_DRIVER)
+    error = PyObject_CallFunction(type, "ssis", failure->message, failure->name, failure->number,
+                                  failure->call);
+  else if (type != NULL)
+    error = PyObject_CallFunction(type, "s", failure->message);
+  if (error != NULL) PyErr_SetObject(type, error);
+  Py_XDECREF(error);
+  Py_XDECREF(type);
+  Py_XDECREF(errors);
+  return NULL;
+}
+
+static PyObject *none_or_raise(int code) {
+  if (code != CSA_OK) return csa_raise(code);
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+
+static PyObject *launch(enum csa_operation operation, const char *function, PyObject *const *values,
+                        Py_ssize_t positional, PyObject *names) {
+  struct csa_call call;
+  if (csa_parse_call(function, values, positional, names, 0, &call) < 0) return NULL;
+  PyThreadState *state = PyEval_SaveThread();
+  int code = csa_private_run(operation, &call.args, call.stream, call.variant);
+  PyEval_RestoreThread(state);
+  return none_or_raise(code);
+}
+
+static PyObject *launch_forward(PyObject *self, PyObject *const *values, Py_ssize_t positional,
+                                PyObject *names) {
+  (void)self;
+  return launch(CSA_FORWARD, "launch_forward", values, positional, names);
+}
+
+static PyObject *launch_backward(PyObject *self, PyObject *const *values, Py_ssize_t positional,
+                                 PyObject *names) {
+  (void)self;
+  return launch(CSA_BACKWARD, "launch_backward", values, positional, names);
+}
+
+static PyObject *workspace_bytes(PyObject *self, PyObject *positional, PyObject *keywords) {
+  (void)self;
+  static char *names[] = {"tokens", "rows", "head_dim", "ratio", "coff", "dtype_code", NULL};
+  csa_args args = {.size = sizeof args};
+  long long tokens, rows, head_dim;
+  if (!PyArg_ParseTupleAndKeywords(positional, keywords, "LLLiii:backward_workspace_bytes", names,
+                                   &tokens, &rows, &head_dim, &args.ratio, &args.coff,
+                                   &args.dtype)) {
+    if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+      PyErr_Clear();
+      PyErr_SetString(PyExc_ValueError, "backward_workspace_bytes: a number is out of range");
+    }
+    return NULL;
+  }
+  args.tokens = tokens, args.rows = rows, args.head_dim = head_dim;
+  int64_t bytes = 0;
+  int code = csa_backward_workspace_bytes(&args, &bytes);
+  return code == CSA_OK ? PyLong_FromLongLong(bytes) : csa_raise(code);
+}
+
+static PyObject *load(PyObject *self, PyObject *positional, PyObject *keywords) {
+  (void)self;
+  static char *names[] = {"device", "bundle", NULL};
+  int device = -1;
+  const char *bundle = NULL;
+  if (!PyArg_ParseTupleAndKeywords(positional, keywords, "|iz:load", names, &device, &bundle))
+    return NULL;
+  PyThreadState *state = PyEval_SaveThread();
+  int code = csa_load(device, bundle);
+  PyEval_RestoreThread(state);
+  return none_or_raise(code);
+}
+
+static PyObject *abi_version(PyObject *self, PyObject *unused) {
+  (void)self, (void)unused;
+  return PyLong_FromLong(csa_abi_version());
+}
+
+#define FAST(function) (PyCFunction)(void (*)(void))(function)
+
+static PyMethodDef METHODS[] = {
+    {"launch_forward", FAST(launch_forward), METH_FASTCALL | METH_KEYWORDS,
+     "launch_forward(*, device=0, ratio, coff, dtype, flags=0, tokens, segments, rows, head_dim, "
+     "kv, score, ape=None, cu_seqlens, cu_seqlens_comp, out, kv_stride, score_stride, out_stride, "
+     "stream=0, variant=None)\n--\n\n"
+     "Enqueue the forward pass on `stream`: the fields of csa_args (csa_runtime.h), addresses as "
+     "integers.\n\nRaises ValueError before anything is launched, UnsupportedArch, DriverError or "
+     "BundleError."},
+    {"launch_backward", FAST(launch_backward), METH_FASTCALL | METH_KEYWORDS,
+     "launch_backward(*, device=0, ratio, coff, dtype, flags=0, tokens, segments, rows, head_dim, "
+     "kv, score, ape=None, cu_seqlens, cu_seqlens_comp, grad_out, grad_kv, grad_score, "
+     "grad_ape=None, workspace=None, workspace_bytes=0, kv_stride, score_stride, grad_out_stride, "
+     "grad_kv_stride, grad_score_stride, stream=0, variant=None)\n--\n\n"
+     "Enqueue the backward pass on `stream`: the fields of csa_args (csa_runtime.h), addresses as "
+     "integers.\n\nRaises ValueError before anything is launched, UnsupportedArch, DriverError or "
+     "BundleError."},
+    {"backward_workspace_bytes", FAST(workspace_bytes), METH_VARARGS | METH_KEYWORDS,
+     "Bytes of workspace that suffice on every device and for every alignment; no driver."},
+    {"explain", FAST(csa_py_explain), METH_FASTCALL | METH_KEYWORDS,
+     "What a call would launch; with compute_capability, without a driver."},
+    {"load", FAST(load), METH_VARARGS | METH_KEYWORDS,
+     "Load and finish every kernel of a device's architecture (-1: the current one)."},
+    {"bundle_info", csa_py_bundle_info, METH_NOARGS, "What the bundle in use holds; no driver."},
+    {"driver_info", csa_py_driver_info, METH_NOARGS, "The driver and its devices; starts it."},
+    {"launch_counts", csa_py_launch_counts, METH_NOARGS,
+     "Successful launches of each (variant, architecture) so far, where there were any."},
+    {"abi_version", abi_version, METH_NOARGS, "CSA_ABI_VERSION of libcsa_runtime.so."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int module_exec(PyObject *module) {
+  (void)module;
+  return csa_keywords_init();
+}
+
+static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "csa_runtime._native",
+    .m_doc = "The launcher, as is: addresses and integers in, kernels out.",
+    .m_methods = METHODS,
+    .m_slots = SLOTS,
+};
+
+PyMODINIT_FUNC PyInit__native(void);
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&MODULE); }

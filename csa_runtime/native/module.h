@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The Python module _native: conversions only, no logic. Limited API, Python 3.10 and up. */
+#ifndef CSA_MODULE_H
+#define CSA_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "private.h"
+
+/* Raise the thread's latest failure as its Python exception; returns NULL. */
+PyObject *csa_raise(int code);
+
+/* What launch_forward, launch_backward and explain are called with. */
+struct csa_call {
+  csa_args args;
+  void *stream;
+  const char *variant;              /* borrowed from `holder`, or NULL */
+  PyObject *holder;                 /* borrowed from the call's arguments */
+  int32_t capability, shared_limit; /* explain only */
+  PyObject *operation;              /* explain only; borrowed */
+};
+
+/* Create the interned keyword names; 0 or -1 with an exception. */
+int csa_keywords_init(void);
+
+/* Parse a METH_FASTCALL | METH_KEYWORDS call whose keywords are csa_args' fields, stream and
+ * variant, and for `explaining` also compute_capability, shared_limit and operation, the latter
+ * positionally too. Returns 0, or -1 with an exception. */
+int csa_parse_call(const char *function, PyObject *const *values, Py_ssize_t positional,
+                   PyObject *names, int explaining, struct csa_call *call);
+
+/* The functions that report rather than launch. */
+PyObject *csa_py_explain(PyObject *self, PyObject *const *values, Py_ssize_t positional,
+                         PyObject *names);
+PyObject *csa_py_bundle_info(PyObject *self, PyObject *unused);
+PyObject *csa_py_driver_info(PyObject *self, PyObject *unused);
+PyObject *csa_py_launch_counts(PyObject *self, PyObject *unused);
+
+#endif
