@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripts of tests/gpu/scripts in fresh processes: what a first call does can be seen only there."""
+"""Scripts in fresh processes: what a first call does can be seen only there."""
 
 import os
 import subprocess

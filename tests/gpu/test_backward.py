@@ -96,9 +96,7 @@ def test_any_input_whatever_its_size(
 
 @CONFIGS
 @pytest.mark.parametrize("distribution", ["gaps", "scales", "overflow"])
-def test_tiny_quotients_over_millions_of_elements(
-    distribution: str, ratio: int, coff: int
-) -> None:
+def test_tiny_quotients_over_millions_of_elements(distribution: str, ratio: int, coff: int) -> None:
     packing = problems.packing("long", ratio, [8192 + 1, 4096, 77], extra_rows=3)
     check(harness.problem(packing, ratio, coff, 512, distribution=distribution, seed=7))
 
@@ -209,6 +207,6 @@ def test_gradients_are_as_near_to_fp64_as_r() -> None:
         for name, x in zip(("grad_kv", "grad_score", "grad_ape"), found, strict=True):
             best = getattr(exact, name)
             off = float((x.double() - best).abs().max())
-            assert off <= float((getattr(near, name).double() - best).abs().max()) * (
-                1 + 1e-6
-            ) + 1e-4
+            assert (
+                off <= float((getattr(near, name).double() - best).abs().max()) * (1 + 1e-6) + 1e-4
+            )

@@ -23,7 +23,9 @@ CASES = [c for c in json.loads(PATH.read_text())["cases"] if c["ratio"] in (2, 4
 def table(entries: list[list[Any]], head_dim: int) -> torch.Tensor:
     """A case's table in fp64, each column repeated head_dim times; null is NaN."""
     number = {None: math.nan, "inf": math.inf, "-inf": -math.inf}
-    rows = [[number.get(x, x) if x is None or isinstance(x, str) else x for x in r] for r in entries]
+    rows = [
+        [number.get(x, x) if x is None or isinstance(x, str) else x for x in r] for r in entries
+    ]
     found = torch.tensor(rows, dtype=torch.float64, device=DEVICE)
     return found.repeat_interleave(head_dim, dim=1)
 

@@ -69,24 +69,24 @@ BOTH = {
     "ape_on_the_host": change(ape=lambda a: a["ape"].cpu()),
     "prefix_on_the_host": change(cu_seqlens_comp=lambda a: a["cu_seqlens_comp"].cpu()),
     "fewer_tokens_than_ratio": change(
-        kv=lambda a: a["kv"][:3], score=lambda a: a["score"][:3],
+        kv=lambda a: a["kv"][:3],
+        score=lambda a: a["score"][:3],
         grads=lambda a: tuple(poisoned(t) for t in (a["kv"][:3], a["kv"][:3], a["ape"])),
-    ),  # fmt: skip
+    ),
     "ratio_of_zero": change(ratio=lambda a: 0),
     "ratio_without_a_kernel": change(
-        ratio=lambda a: 3, ape=lambda a: a["ape"][:3],
+        ratio=lambda a: 3,
+        ape=lambda a: a["ape"][:3],
         grads=lambda a: (*a["grads"][:2], poisoned(a["ape"][:3])),
-    ),  # fmt: skip
+    ),
     "coff_of_three": change(coff=lambda a: 3),
-}  # fmt: skip
+}
 
 FORWARD = {
     "out_of_another_width": change(out=lambda a: poisoned(a["kv"][: len(a["out"])])),
     "out_of_fp32": change(out=lambda a: poisoned(a["out"].float())),
     "out_on_the_host": change(out=lambda a: a["out"].cpu()),
-    "out_with_rows_on_top_of_each_other": change(
-        out=lambda a: a["out"][:1].expand(a["out"].shape)
-    ),
+    "out_with_rows_on_top_of_each_other": change(out=lambda a: a["out"][:1].expand(a["out"].shape)),
     "out_within_kv": change(out=lambda a: a["kv"][: len(a["out"]), :16]),
     "out_within_score": change(out=lambda a: a["score"].view(-1, 16)[5 : 5 + len(a["out"])]),
 }

@@ -23,6 +23,7 @@ class Interface:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3; bf16 as two raw bytes, as ml_dtypes names it."""
         return {
             "shape": tuple(self.tensor.shape),
             "typestr": TYPESTR[self.tensor.dtype],
@@ -39,9 +40,11 @@ class Exporter:
     tensor: torch.Tensor
 
     def __dlpack__(self, **options: Any) -> Any:
+        """The unversioned capsule."""
         return self.tensor.__dlpack__(stream=options.get("stream"))
 
     def __dlpack_device__(self) -> tuple[int, int]:
+        """As the tensor's."""
         kind, ordinal = self.tensor.__dlpack_device__()
         return int(kind), int(ordinal)
 
@@ -54,6 +57,7 @@ class Bytes:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The same memory, half-words along the last dimension."""
         shape = self.described["shape"]
         halves = int(self.described["typestr"][2:]) // 2
         return {
@@ -106,9 +110,10 @@ def check(wrap: Any, allocates: bool) -> None:
                 *csa_runtime.compressor_backward(*inputs, grad_out, **pack.options),
             ]
         )
-        assert type(results[1][0]).__module__.partition(".")[0] == type(
-            inputs[0]
-        ).__module__.partition(".")[0]
+        assert (
+            type(results[1][0]).__module__.partition(".")[0]
+            == type(inputs[0]).__module__.partition(".")[0]
+        )
     torch.cuda.synchronize()
     for found in results:
         for one, two in zip(found, wanted, strict=True):

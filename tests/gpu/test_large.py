@@ -91,9 +91,7 @@ def test_forward_beyond_two_to_the_31(large: Problem) -> None:
 def test_backward_beyond_two_to_the_31(large: Problem) -> None:
     grad_kv, grad_score = (torch.empty_like(large.given.kv) for _ in range(2))
     grad_ape = torch.empty_like(large.given.ape)
-    wanted = [
-        oracle.gradients(part.packing, part.of(large.given), RATIO, COFF) for part in SLICES
-    ]
+    wanted = [oracle.gradients(part.packing, part.of(large.given), RATIO, COFF) for part in SLICES]
     total = replace(
         wanted[0],
         **{
@@ -121,8 +119,7 @@ def test_rows_that_lie_further_apart_than_two_to_the_31_elements() -> None:
     packing = problems.packing("apart", 4, [2**11 + 9], extra_rows=1)
     near = harness.problem(packing, 4, 2, 64)
     inputs, outputs = (
-        torch.full((packing.tokens, stride), torch.nan, dtype=BF16, device=DEVICE)
-        for _ in range(2)
+        torch.full((packing.tokens, stride), torch.nan, dtype=BF16, device=DEVICE) for _ in range(2)
     )
     kv, score = inputs[:, :128], inputs[:, 128:256]
     kv.copy_(near.given.kv)

@@ -76,6 +76,7 @@ def test_work_is_ordered_on_the_given_stream(kind: str) -> None:
 def second_context() -> Iterator[Any]:
     """Another context on device 0, not current; the current one is restored."""
     from cuda.bindings import driver as cu
+
     from gpu.scripts.hostile import driver
 
     before = driver(cu.cuCtxGetCurrent())
@@ -93,6 +94,7 @@ def second_context() -> Iterator[Any]:
 @pytest.mark.L0
 def test_a_call_runs_in_its_streams_own_context() -> None:
     from cuda.bindings import driver as cu
+
     from gpu.scripts.hostile import driver
 
     pack = random_pack([40, 21], ratio=4, coff=2, head_dim=64, device="cuda")

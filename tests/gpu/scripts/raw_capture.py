@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver as cu
-from gpu.scripts.hostile import driver
 
 from csa_runtime import backward_workspace_bytes, launch_backward, launch_forward
+from gpu.scripts.hostile import driver
 
 RATIO, COFF, HEAD_DIM, TOKENS, ROWS = 4, 2, 128, 64, 12
 WIDTH = COFF * HEAD_DIM

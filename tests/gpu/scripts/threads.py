@@ -4,6 +4,7 @@
 import threading
 
 import torch
+
 from gpu import harness, problems
 
 THREADS = 8
