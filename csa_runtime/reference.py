@@ -20,8 +20,11 @@ try:
     import numpy.typing as npt
 except ImportError as error:  # pragma: no cover
     raise ImportError(
-        "the CPU reference needs NumPy: pip install 'csa-runtime[numpy]' (or pip install numpy)"
+        "the CPU reference needs NumPy: pip install 'csa-runtime[reference]' (or pip install numpy)"
     ) from error
+
+# np: for those who need NumPy along with this module, and its explanation where there is none.
+__all__ = ["Floats", "fma", "np", "reference_backward", "reference_forward"]
 
 Floats = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
