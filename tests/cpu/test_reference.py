@@ -53,6 +53,7 @@ def assert_within(actual: np.ndarray, expected: np.ndarray, step: float) -> None
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_cases_are_exact_in_fp64(case: dict[str, Any], head_dim: int) -> None:
+    """The shared cases, to the last bits of fp64."""
     inputs = case_inputs(case, head_dim, np.float64, np.float64)
     options = {"ratio": case["ratio"], "coff": case["coff"]}
     out = reference_forward(**inputs, **options, total_comp=case["total_comp"])
@@ -69,6 +70,7 @@ def test_cases_are_exact_in_fp64(case: dict[str, Any], head_dim: int) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_cases_hold_in_narrow_dtypes(case: dict[str, Any], dtype: str, library: str) -> None:
+    """The shared cases, inputs rounded: one rounding from fp64 on the same inputs."""
     if dtype == "float16" and "lowest_finite" in case["name"]:
         pytest.skip("the lowest finite bf16 is an infinity in fp16")
     kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
@@ -121,6 +123,7 @@ def run_torch(pack: Pack) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("name", PACKS)
 def test_fp64_equals_autograd(name: str) -> None:
+    """fp64 is torch's autograd on ragged packs, padding and stray tokens included."""
     segments, ratio, coff, d = PACKS[name]
     pack = random_pack(
         segments, ratio=ratio, coff=coff, head_dim=d, padding=3, first=2, after=3,
@@ -133,6 +136,7 @@ def test_fp64_equals_autograd(name: str) -> None:
 
 @pytest.mark.parametrize("name", PACKS)
 def test_bf16_is_one_rounding_from_autograd(name: str) -> None:
+    """R differs from torch's fp32 only where expf does."""
     segments, ratio, coff, d = PACKS[name]
     pack = random_pack(segments, ratio=ratio, coff=coff, head_dim=d, padding=3, first=2, after=3)
     for ours, theirs in zip(run_torch(pack)[:3], eager(pack)[:3], strict=True):
@@ -141,6 +145,7 @@ def test_bf16_is_one_rounding_from_autograd(name: str) -> None:
 
 
 def test_numpy_and_torch_give_the_same_bits() -> None:
+    """Both libraries take one path."""
     pack = random_pack([9, 30, 4], ratio=4, coff=2, head_dim=5, padding=1)
     as_numpy = lambda t: (  # noqa: E731
         t.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
@@ -155,6 +160,7 @@ def test_numpy_and_torch_give_the_same_bits() -> None:
 
 
 def test_chunks_do_not_change_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many rows are held at once is invisible."""
     pack = random_pack([9, 30, 4, 41], ratio=4, coff=2, head_dim=5, padding=1)
     whole = run_torch(pack)
     monkeypatch.setattr(reference, "_CHUNK_ELEMENTS", 5 * 8 * 2)
@@ -163,6 +169,7 @@ def test_chunks_do_not_change_results(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_accumulate_adds_the_finished_sum_once() -> None:
+    """The option concerns grad_ape alone."""
     pack = random_pack([9, 30, 4, 41], ratio=4, coff=2, head_dim=5)
     fresh = reference_backward(*pack.inputs, pack.grad_out, **pack.options)
     before = torch.full_like(fresh[2], 0.5)
@@ -173,6 +180,7 @@ def test_accumulate_adds_the_finished_sum_once() -> None:
 
 
 def test_overflow_before_the_sum_reaches_the_gradient() -> None:
+    """grad_out * kv is rounded before it enters a sum."""
     pack = random_pack([8], ratio=4, coff=1, head_dim=2, dtype=torch.float32)
     pack.grad_out[0] = 1e30
     pack.kv[0] = 1e30
@@ -182,6 +190,7 @@ def test_overflow_before_the_sum_reaches_the_gradient() -> None:
 
 
 def test_malformed_prefixes_do_not_fault() -> None:
+    """Values are unspecified, but nothing raises."""
     pack = random_pack([16, 16], ratio=4, coff=2, head_dim=3)
     for tokens, rows in ([[99, -5, 7], [0, 4, 8]], [[0, 16, 32], [5, -3, 2**30]]):
         pack.cu_seqlens[:] = torch.tensor(tokens)
@@ -203,6 +212,7 @@ def rounded(exact: Fraction) -> np.float32:
 
 
 def test_fma_rounds_once() -> None:
+    """Against exact rational arithmetic, halfway cases and subnormals included."""
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**32, size=(3, 400), dtype=np.uint32)
     # Exponents from 2**-20 to 2**20, so that sums interact; some tiny products near the subnormals.
@@ -221,6 +231,7 @@ def test_fma_rounds_once() -> None:
 
 
 def test_fma_keeps_infinities_and_nan() -> None:
+    """The correction leaves what is not finite alone."""
     a = np.array([np.inf, np.inf, 0, 1, 3e38], np.float32)
     b = np.array([1, 0, np.inf, np.nan, 3e38], np.float32)
     c = np.array([1, 1, 1, 1, -3e38], np.float32)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row prefixes from token prefixes, their bound, and the check of both."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from csa_runtime import check_prefixes, compressed_prefixes, max_rows
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 4, 128])
+@pytest.mark.parametrize("lengths", [[], [0], [3], [4, 0, 5], [127, 128, 129, 0, 512]])
+def test_compressed_prefixes_sum_the_rows(ratio: int, lengths: list[int]) -> None:
+    """int32, of the array's own library, from any first token."""
+    tokens = np.cumsum([5, *lengths], dtype=np.int32)
+    expected = np.cumsum([0, *(length // ratio for length in lengths)])
+    ours = compressed_prefixes(tokens, ratio=ratio)
+    assert isinstance(ours, np.ndarray) and ours.dtype == np.int32
+    np.testing.assert_array_equal(ours, expected)
+    tensor = compressed_prefixes(torch.from_numpy(tokens), ratio=ratio)
+    assert tensor.dtype == torch.int32
+    np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        np.zeros(3, np.int64),
+        np.zeros(3, np.uint32),
+        np.zeros((1, 3), np.int32),
+        np.zeros(0, np.int32),
+        torch.zeros(3, dtype=torch.int64),
+    ],
+    ids=["int64", "uint32", "2-D", "empty", "torch int64"],
+)
+def test_compressed_prefixes_refuse_what_is_no_prefix(bad: object) -> None:
+    """Shape and dtype."""
+    with pytest.raises(ValueError, match="cu_seqlens is"):
+        compressed_prefixes(bad, ratio=4)
+
+
+def test_compressed_prefixes_trace_without_a_read_back() -> None:
+    """No value reaches the host: fake tensors have none."""
+    compiled = torch.compile(
+        lambda t: compressed_prefixes(t, ratio=4), backend="aot_eager", fullgraph=True
+    )
+    assert compiled(torch.tensor([0, 9, 12], dtype=torch.int32)).tolist() == [0, 2, 2]
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 4])
+@pytest.mark.parametrize("segments", [0, 1, 2, 3])
+def test_max_rows_is_reached_and_never_exceeded(ratio: int, segments: int) -> None:
+    """Over every pack of up to three segments and nine tokens."""
+    for tokens in range(10):
+        packs = (
+            lengths
+            for lengths in itertools.product(range(tokens + 1), repeat=segments)
+            if sum(lengths) <= tokens
+        )
+        best = max(sum(length // ratio for length in lengths) for lengths in packs)
+        assert max_rows(tokens, segments, ratio=ratio) == best
+
+
+GOOD = ([2, 10, 10, 13], [0, 2, 2, 2])
+
+
+def test_check_accepts_well_formed_prefixes() -> None:
+    """Fewer rows than fit are allowed unless strict; lists and arrays both serve."""
+    check_prefixes(*GOOD, 13, ratio=4, total_comp=5, strict=True)
+    check_prefixes([0, 9], [0, 1], 9, ratio=4)
+    check_prefixes([0], [0], 0, ratio=4)
+    for make in (torch.tensor, np.array):
+        check_prefixes(make(GOOD[0]), make(GOOD[1]), 13, ratio=4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "named"),
+    [
+        ([-1, 10, 10, 13], GOOD[1], r"cu_seqlens\[0\] is -1"),
+        ([14, 14], [0, 0], r"cu_seqlens\[0\] is 14|cu_seqlens\[1\] is 14"),
+        ([2, 10, 9, 13], GOOD[1], r"cu_seqlens\[2\] is 9"),
+        ([2, 10, 10, 14], GOOD[1], r"cu_seqlens\[3\] is 14"),
+        (GOOD[0], [1, 2, 2, 2], r"cu_seqlens_comp\[0\] is 1"),
+        (GOOD[0], [0, 2, 1, 2], r"cu_seqlens_comp\[2\] is 1"),
+        (GOOD[0], [0, 3, 3, 3], r"cu_seqlens_comp\[1\] gives segment 0 3 rows"),
+        (GOOD[0], [0, 2, 2], "4 elements and cu_seqlens_comp 3"),
+    ],
+)
+def test_check_names_the_first_bad_index(tokens: list[int], rows: list[int], named: str) -> None:
+    """Whatever comes after it."""
+    with pytest.raises(ValueError, match=named):
+        check_prefixes(tokens, rows, 13, ratio=4)
+
+
+def test_strict_check_asks_for_every_row_and_the_capacity() -> None:
+    """What only some callers promise."""
+    with pytest.raises(ValueError, match=r"cu_seqlens_comp\[1\].*exactly 2"):
+        check_prefixes([0, 9], [0, 1], 9, ratio=4, strict=True)
+    with pytest.raises(ValueError, match="at most total_comp = 1"):
+        check_prefixes([0, 9], [0, 2], 9, ratio=4, total_comp=1, strict=True)
+    check_prefixes([0, 9], [0, 2], 9, ratio=4, total_comp=1)
