@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan: which variant, grid and parameters serve a problem. Pure, so no driver is involved."""
+
+import itertools
+from typing import Any
+
+import pytest
+from csa_runtime import UnsupportedArch, _native
+from support import expected
+from support.problems import address, backward, forward
+
+pytestmark = pytest.mark.L0
+
+TABLE = expected.manifest()
+WINDOWS = [(2, 1), (2, 2), (4, 1), (4, 2)]
+CALLS = {"forward": forward, "backward": backward}
+
+
+def explain(operation: str, call: dict[str, Any], capability: int = 90, **more: Any) -> Any:
+    """The launcher's own account."""
+    return _native.explain(operation, compute_capability=capability, **call, **more)
+
+
+def agree(operation: str, call: dict[str, Any], capability: int = 90) -> Any:
+    """Assert that the launcher plans what the manifest's rules say; return its account."""
+    plan = explain(operation, call, capability)
+    want = expected.launches(operation, call, capability, TABLE)
+    got = [(x["variant"], x["grid"], x["block"], x["shared"], x["parameters"]) for x in plan["launches"]]
+    assert got == [(w.variant, w.grid, w.block, w.shared, w.parameters) for w in want]
+    return plan
+
+
+@pytest.mark.parametrize("operation", CALLS)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("head_dim", [1, 2, 3, 4, 6, 64, 127, 128, 129, 512, 8_388_480])
+def test_plan_follows_the_schedules(operation: str, window: tuple[int, int], head_dim: int) -> None:
+    ratio, coff = window
+    for rows, tokens in itertools.product((0, 1, 2, 7, 8, 9, 1 << 20, 2**31 - 1), (4, 257, 2**31 - 1)):
+        call = CALLS[operation](ratio, coff, head_dim, tokens, rows)
+        plan = agree(operation, call)
+        assert plan["grid"][0] < 2**31 and plan["grid"][1] <= 65535
+
+
+@pytest.mark.parametrize("operation", CALLS)
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 103, 120, 121])
+def test_every_capability_gets_the_images_of_its_major(operation: str, capability: int) -> None:
+    plan = agree(operation, CALLS[operation](), capability)
+    assert plan["arch"] == capability // 10 * 10
+    digests = {i["sha256"] for i in TABLE["images"] if i["arch"] == plan["arch"]}
+    assert plan["image"] in digests
+
+
+@pytest.mark.parametrize("operation", CALLS)
+def test_alignment_of_any_tensor_narrows_the_variant(operation: str) -> None:
+    names = [*expected.ALIGNED[operation], "ape"]
+    for name, offset in itertools.product(names, (2, 4, 8, 16)):
+        if name == "ape" and offset == 2:
+            continue
+        call = CALLS[operation]()
+        agree(operation, call | {name: address(name) + offset})
+    for name, extra in itertools.product(expected.ALIGNED[operation], (1, 2, 3, 4)):
+        call = CALLS[operation]()
+        call[f"{name}_stride"] += extra
+        agree(operation, call)
+    odd = explain(operation, CALLS[operation]() | {"kv": address("kv") + 2})
+    assert odd["variant"].endswith("_v1")
+
+
+def test_stride_of_a_single_row_does_not_narrow_the_variant() -> None:
+    call = forward(tokens=4, rows=1, out_stride=129)
+    assert agree("forward", call)["variant"].endswith("_v4")
+    assert agree("forward", forward(tokens=8, rows=2, out_stride=129))["variant"].endswith("_v1")
+
+
+def test_no_rows_launch_nothing_forward_and_only_zeros_backward() -> None:
+    assert agree("forward", forward(rows=0))["launches"] == []
+    plan = agree("backward", backward(rows=0))
+    assert plan["groups"] == 0 and plan["workspace_bytes"] == 0
+    assert [x["variant"] for x in plan["launches"]][1:] == ["csa_reduce_f32"]
+    assert agree("backward", backward(rows=0, tokens=0, grad_ape=None))["launches"] == []
+
+
+def test_without_grad_ape_no_workspace_reaches_the_kernel() -> None:
+    plan = agree("backward", backward(grad_ape=None))
+    assert plan["workspace_bytes"] == 0 and len(plan["launches"]) == 1
+
+
+def test_accumulate_reaches_the_reduction_alone() -> None:
+    plain, adding = (agree("backward", backward(flags=flags))["launches"] for flags in (0, 1))
+    assert plain[0] == adding[0]
+    assert (plain[1]["parameters"][-4:], adding[1]["parameters"][-4:]) == (
+        b"\0\0\0\0",
+        b"\1\0\0\0",
+    )
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_workspace_bound_covers_every_plan(window: tuple[int, int]) -> None:
+    ratio, coff = window
+    for head_dim, rows in itertools.product((1, 2, 96, 128, 512, 4096), (0, 1, 100, 1 << 20)):
+        bounds = {
+            _native.backward_workspace_bytes(tokens, rows, head_dim, ratio, coff, 1)
+            for tokens in (ratio, 1 << 20, 2**31 - 1)
+        }
+        assert len(bounds) == 1, "it must not depend on the tokens"
+        bound = bounds.pop()
+        assert bound % 256 == 0
+        assert coff * head_dim > 1024 or bound <= 32 << 20
+        for capability, offset in itertools.product((80, 90, 100, 120), (0, 2, 4)):
+            call = backward(ratio, coff, head_dim, 1 << 20, rows)
+            call["kv"] += offset
+            assert explain("backward", call, capability)["workspace_bytes"] <= bound
+
+
+def test_forced_variant_is_taken() -> None:
+    for columns in (1, 2, 4):
+        name = f"csa_forward_r4_c2_bf16_v{columns}"
+        assert explain("forward", forward(), variant=name)["variant"] == name
+
+
+@pytest.mark.parametrize(
+    ("call", "variant", "message"),
+    [
+        (forward(), "no_such", "no forward variant"),
+        (forward(), "csa_forward_r2_c2_bf16_v4", "no forward variant of ratio 4, coff 2"),
+        (forward(), "csa_reduce_f32", "no forward variant"),
+        (forward(head_dim=6), "csa_forward_r4_c2_bf16_v4", "4 columns at once"),
+        (forward(kv=2), "csa_forward_r4_c2_bf16_v2", "2 columns at once"),
+    ],
+)
+def test_forced_variant_that_cannot_serve_is_refused(
+    call: dict[str, Any], variant: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        explain("forward", call, variant=variant)
+
+
+@pytest.mark.parametrize("capability", [50, 75, 87, 110, 130])
+def test_capability_without_images_says_what_there_is(capability: int) -> None:
+    with pytest.raises(UnsupportedArch) as failure:
+        explain("forward", forward(), capability)
+    text = str(failure.value)
+    assert f"{capability // 10}.{capability % 10}" in text
+    assert "sm_80, sm_90, sm_100, sm_120" in text and f"build_cubins --arch {capability}" in text
+
+
+def test_explain_refuses_an_unknown_operation() -> None:
+    with pytest.raises(ValueError, match="operation is 'sideways'"):
+        _native.explain("sideways", compute_capability=90, **forward())
