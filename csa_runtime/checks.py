@@ -120,8 +120,8 @@ def aligned(array: Array) -> None:
     """Check that the base address is a multiple of the element."""
     if array.pointer % ITEMSIZE.get(array.dtype, 1):
         raise ValueError(
-            f"{array.name} begins at address {array.pointer:#x}, which its element of "
-            f"{ITEMSIZE[array.dtype]} bytes does not divide: copy it into an array of its own"
+            f"{array.name} begins at address {array.pointer:#x}; a multiple of its element's "
+            f"{ITEMSIZE[array.dtype]} bytes is allowed: copy it into an array of its own"
         )
 
 

@@ -161,9 +161,11 @@ def _given_gradients(
             raise ValueError("accumulate=True adds to a grad_ape; pass grads= with it")
         return None, None, None
     if not isinstance(grads, (tuple, list)) or len(grads) != 3:
-        raise ValueError("grads is not a triple; (grad_kv, grad_score, grad_ape or None) is")
+        raise ValueError("grads is no triple; (grad_kv, grad_score, grad_ape or None) is allowed")
     if grads[0] is None or grads[1] is None:
-        raise ValueError("grads lacks grad_kv or grad_score; only grad_ape may be None")
+        raise ValueError(
+            "grads lacks grad_kv or grad_score; None is allowed for grad_ape alone: pass both"
+        )
     grad_kv = describe("grad_kv", grads[0], call.stream)
     grad_score = describe("grad_score", grads[1], call.stream)
     grad_ape = optional("grad_ape", grads[2], call.stream)

@@ -218,7 +218,10 @@ def _store(values: Floats, like: Any, into: Any) -> Any:
     like = like if into is None else into
     if _is_torch(like):
         rounded = sys.modules["torch"].from_numpy(values).to(like.dtype)
-        return rounded if into is None else into.detach().copy_(rounded)
+        if into is None:
+            return rounded
+        into.detach().copy_(rounded)
+        return into
     if into is None:
         return values.astype(like.dtype)
     into[...] = values.astype(like.dtype)
