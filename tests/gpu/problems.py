@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs and values: every shape the contract names, and inputs that break careless arithmetic."""
 
+import functools
 import random
 from dataclasses import dataclass
 
@@ -62,12 +63,13 @@ def packing(
     )
 
 
-def packings(ratio: int) -> list[Packing]:
+@functools.cache
+def packings(ratio: int) -> tuple[Packing, ...]:
     """Every kind of pack, small."""
     r = ratio
     dice = random.Random(20240 + r)
     mixed = [5 * r + 1, 0, r - 1, r, 2 * r, 3 * r + r - 1, 0, 0, 7 * r, 1]
-    return [
+    return (
         packing("one_segment", r, [9 * r]),
         packing("one_token_over", r, [r + 1]),
         packing("exactly_one_block", r, [r]),
@@ -86,7 +88,7 @@ def packings(ratio: int) -> list[Packing]:
         packing("no_tokens", r, [], rows=0),
         packing("random", r, [dice.randrange(0, 40) for _ in range(37)], after=5, extra_rows=2),
         packing("many_short", r, [dice.randrange(0, 3 * r) for _ in range(2000)], after=3),
-    ]
+    )
 
 
 def named_packing(name: str, ratio: int) -> Packing:

@@ -4,6 +4,8 @@
 import os
 import random
 import shutil
+from collections.abc import Iterator
+from subprocess import Popen
 
 import pytest
 import torch
@@ -65,20 +67,36 @@ def test_garbage_prefixes_neither_fault_nor_leave_the_tensors() -> None:
         run(p)
 
 
+TOOLS = ("memcheck", "racecheck", "initcheck")
+
+
+@pytest.fixture(scope="module")
+def sanitized() -> Iterator[dict[str, Popen[str]]]:
+    """The script under every tool at once; empty where the sanitizer is not installed."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+    sanitizer = shutil.which("compute-sanitizer", path=path)
+    started = {}
+    for tool in TOOLS if sanitizer is not None else ():
+        options = ["--tool", tool, "--error-exitcode", "17", "--target-processes", "all"]
+        if tool == "memcheck":
+            options += ["--report-api-errors", "no"]
+        started[tool] = start(SCRIPTS / "hostile.py", tool, before=[sanitizer, *options])
+    yield started
+    for process in started.values():
+        if process.poll() is None:
+            process.kill()
+
+
 @pytest.mark.L1
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck"])
-def test_sanitizer_finds_nothing(tool: str) -> None:
-    sanitizer = shutil.which("compute-sanitizer", path=sanitizer_path())
-    if sanitizer is None:
+@pytest.mark.parametrize("tool", TOOLS)
+def test_sanitizer_finds_nothing(tool: str, sanitized: dict[str, Popen[str]]) -> None:
+    if tool not in sanitized:
         pytest.skip("compute-sanitizer is not installed")
-    options = ["--tool", tool, "--error-exitcode", "17", "--target-processes", "all"]
-    if tool == "memcheck":
-        options += ["--report-api-errors", "no"]
-    log = finish(start(SCRIPTS / "hostile.py", tool, before=[sanitizer, *options]), seconds=150)
+    try:
+        log = finish(sanitized[tool], seconds=200)
+    except AssertionError as error:
+        if "Device not supported" in str(error):
+            pytest.skip("compute-sanitizer does not support this device")
+        raise
     assert "0 errors" in log or "0 hazards" in log, log
     assert "ran " in log, log
-
-
-def sanitizer_path() -> str:
-    """PATH, and where the CUDA toolkit puts its tools."""
-    return os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
