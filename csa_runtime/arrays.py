@@ -12,6 +12,8 @@ import sys
 from typing import Any, NamedTuple
 
 _TORCH_DTYPES: dict[Any, str] = {}
+_TORCH_DEVICES: dict[Any, tuple[str, int]] = {}
+_new: Any = tuple.__new__
 # np.dtype(ml_dtypes.bfloat16).str is "<V2": the interfaces have no code of their own for it.
 _TYPESTR = {
     "f2": "float16", "f4": "float32", "f8": "float64", "V2": "bfloat16", "b1": "bool8",
@@ -83,7 +85,7 @@ def describe(name: str, array: Any, stream: int | None = 0) -> Array:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return _from_torch(name, array, torch)
+        return _from_torch(name, array)
     if hasattr(array, "__array_interface__") and not hasattr(array, "__cuda_array_interface__"):
         return _from_interface(name, array, array.__array_interface__, "cpu")
     # jax and cupy have both; on the CPU jax's __cuda_array_interface__ raises.
@@ -98,29 +100,31 @@ def describe(name: str, array: Any, stream: int | None = 0) -> Array:
     )
 
 
-def _from_torch(name: str, tensor: Any, torch: Any) -> Array:
-    device = tensor.device
-    kind = device.type
-    if kind not in ("cpu", "cuda"):
+def _from_torch(name: str, tensor: Any) -> Array:
+    device, dtype = tensor.device, tensor.dtype
+    place, kind = _TORCH_DEVICES.get(device), _TORCH_DTYPES.get(dtype)
+    if place is None or kind is None:
+        place, kind = _learn_torch(name, device, dtype)
+    try:
+        pointer = tensor.data_ptr()
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name} has layout {tensor.layout} and no memory to read; a strided (dense) tensor "
+            "with storage is allowed"
+        ) from error
+    fields = (name, pointer, tuple(tensor.shape), tensor.stride(), kind, *place)
+    # The generated constructor costs twice as much, and this runs for each array of each call.
+    array: Array = _new(Array, (*fields, "torch", True, None, tensor))
+    return array
+
+
+def _learn_torch(name: str, device: Any, dtype: Any) -> tuple[tuple[str, int], str]:
+    """Remember a device's and a dtype's plain forms."""
+    if device.type not in ("cpu", "cuda"):
         raise _bad_device(name, str(device))
-    dtype = _TORCH_DTYPES.get(tensor.dtype)
-    if dtype is None:
-        dtype = _TORCH_DTYPES[tensor.dtype] = str(tensor.dtype).partition(".")[2]
-    if tensor.layout is not torch.strided:
-        raise ValueError(f"{name} has layout {tensor.layout}; pass a strided (dense) tensor")
-    return Array(
-        name,
-        tensor.data_ptr(),
-        tuple(tensor.shape),
-        tensor.stride(),
-        dtype,
-        kind,
-        device.index if kind == "cuda" else -1,
-        "torch",
-        True,
-        None,
-        tensor,
-    )
+    _TORCH_DEVICES[device] = (device.type, device.index if device.type == "cuda" else -1)
+    _TORCH_DTYPES[dtype] = str(dtype).partition(".")[2]
+    return _TORCH_DEVICES[device], _TORCH_DTYPES[dtype]
 
 
 def _from_dlpack(name: str, array: Any, stream: int | None) -> Array:

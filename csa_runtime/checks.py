@@ -127,8 +127,13 @@ def aligned(array: Array) -> None:
 
 def contiguous(array: Array) -> bool:
     """Row-major without gaps; extents of 1 may have any stride."""
+    shape, strides = array.shape, array.strides
+    if len(shape) == 2:  # without the loop: this runs several times in each call
+        rows, columns = shape
+        inner = strides[1] == 1 or columns == 1
+        return (inner and (strides[0] == columns or rows == 1)) or 0 in shape
     step = 1
-    for extent, stride in zip(reversed(array.shape), reversed(array.strides), strict=True):
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent == 0:
             return True
         if extent != 1 and stride != step:
