@@ -209,7 +209,11 @@ def compressor(
     """
     if total_comp is None:
         total_comp = _rows(cu_seqlens_comp)
-    result: Tensor = _apply(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, total_comp)
+    inputs = (kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, total_comp)
+    wanted = torch.is_grad_enabled() and (
+        kv.requires_grad or score.requires_grad or (ape is not None and ape.requires_grad)
+    )
+    result: Tensor = _apply(*inputs) if wanted else _forward_op(*inputs)
     return result
 
 
