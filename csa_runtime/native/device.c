@@ -13,10 +13,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* The first driver that loads a generation's images. */
 static const struct {
-  int32_t capability;
+  int32_t major;
   int version;
   const char *release;
-} DRIVERS[] = {{110, 13000, "R580"}, {100, 12080, "R570"}};
+} DRIVERS[] = {{10, 12080, "R570"}, {11, 13000, "R580"}, {12, 12080, "R570"}};
 
 int csa_devices_init(void) {
   int count = 0;
@@ -45,8 +45,7 @@ int csa_device_facts(cu_device handle, int32_t *capability, int32_t *shared_limi
 
 static int check_driver_age(int32_t capability) {
   for (size_t i = 0; i < sizeof DRIVERS / sizeof DRIVERS[0]; i++) {
-    if (capability < DRIVERS[i].capability) continue;
-    if (csa_cuda.version >= DRIVERS[i].version) return CSA_OK;
+    if (capability / 10 != DRIVERS[i].major || csa_cuda.version >= DRIVERS[i].version) continue;
     return csa_fail_driver("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", 803, "cuDriverGetVersion",
                            "compute capability %d.%d needs a CUDA %d.%d driver (%s) or newer; this "
                            "one is CUDA %d.%d",

@@ -14,19 +14,12 @@ from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
 
-# Every script starts with this: the fake's control functions, and what a call raised, as data.
+# Every script starts with this: what a call raised, as data.
 PRELUDE = """
-import ctypes, json, os, sys, threading
+import ctypes, json, os, pickle, sys, threading
 import csa_runtime
 from csa_runtime import _native
-from support.problems import backward, forward
-fake = ctypes.CDLL("libcuda.so.1")
-for name in ("fake_context", "fake_stream"):
-    getattr(fake, name).restype = ctypes.c_void_p
-fake.fake_stream.argtypes = fake.fake_context_number.argtypes = [ctypes.c_void_p]
-fake.fake_invalidated.argtypes = [ctypes.c_void_p]
-fake.fake_capture.argtypes = [ctypes.c_void_p, ctypes.c_int]
-fake.cuCtxSetCurrent.argtypes = [ctypes.c_void_p]
+from support.problems import address, backward, forward
 def attempt(call, *args, **keywords):
     try:
         call(*args, **keywords)
@@ -35,6 +28,16 @@ def attempt(call, *args, **keywords):
                 **{k: getattr(error, k) for k in ("name", "code", "call") if hasattr(error, k)}}
 def emit(value):
     print(json.dumps(value))
+"""
+
+# With the driver, also the functions that make its contexts, streams and captures.
+CONTROL = """
+fake = ctypes.CDLL("libcuda.so.1")
+for name in ("fake_context", "fake_stream"):
+    getattr(fake, name).restype = ctypes.c_void_p
+for name in ("fake_stream", "fake_context_number", "fake_invalidated", "cuCtxSetCurrent"):
+    getattr(fake, name).argtypes = [ctypes.c_void_p]
+fake.fake_capture.argtypes = [ctypes.c_void_p, ctypes.c_int]
 """
 
 
@@ -69,9 +72,11 @@ class Run:
         return self.named("cuLaunchKernelEx")
 
 
-def run(script: str, driver: bool = True, prelude: bool = True, **environment: str) -> Run:
+def run(script: str, driver: bool = True, **environment: str) -> Run:
     """Run a script; FAKE_CUDA_* and other variables go by keyword. It must exit with 0."""
     with tempfile.TemporaryDirectory() as folder:
+        # The loader stops at this file, so that a real driver of the machine is not found.
+        (Path(folder) / "libcuda.so.1").touch()
         log = Path(folder) / "calls"
         variables = {
             key: value
@@ -85,7 +90,7 @@ def run(script: str, driver: bool = True, prelude: bool = True, **environment: s
             **environment,
         }
         done = subprocess.run(
-            [sys.executable, "-c", (PRELUDE if prelude else "") + script],
+            [sys.executable, "-c", PRELUDE + (CONTROL if driver else "") + script],
             env=variables,
             cwd=folder,
             capture_output=True,
