@@ -20,12 +20,11 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 
-# An installed csa_runtime wins over the source tree, which has no native module unless built there.
+# `support` and `gpu` are found in tests/, `aot` in the root; an installed csa_runtime wins over the
+# source tree, which has no native module unless one was built there.
 if str(ROOT) in sys.path and not list((ROOT / "csa_runtime").glob("_native*.so")):
     sys.path.remove(str(ROOT))
-    sys.path.append(str(ROOT))
-if str(TESTS) not in sys.path:
-    sys.path.append(str(TESTS))
+sys.path += [path for path in (str(TESTS), str(ROOT)) if path not in sys.path]
 
 MARKERS = {
     "gpu": "runs kernels on an NVIDIA GPU; skipped without one",
