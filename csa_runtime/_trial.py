@@ -82,6 +82,8 @@ def on_cpu(problem: Problem, *, exact: bool = False) -> dict[str, Floats]:
 class Memory:
     """GPU memory of torch or cupy on device 0; arrays are addressed, never computed with."""
 
+    device = "cuda:0"
+
     def __init__(self) -> None:
         """Take the first library that is there and sees a GPU.
 
@@ -105,7 +107,7 @@ class Memory:
         if self.name == "cupy":
             return self.library.asarray(values)
         signed = values.view(np.int16) if values.dtype == np.uint16 else values
-        return self.library.from_numpy(np.ascontiguousarray(signed)).to("cuda:0")
+        return self.library.from_numpy(np.ascontiguousarray(signed)).to(self.device)
 
     def download(self, array: Any) -> Floats:
         """A copy on the host, behind everything pending."""

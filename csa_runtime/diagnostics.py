@@ -180,10 +180,10 @@ def _ran_on(attestations: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]
     """By image digest: the GPUs that launched it in a passing test."""
     ran: dict[str, list[dict[str, Any]]] = {}
     for attestation in attestations:
-        summary = {key: attestation.get(key) for key in ("gpu", "driver", "passed")}
+        summary = {key: attestation.get(key) for key in ("gpu", "driver")}
+        summary["passed"] = attestation.get("suite", {}).get("passed")
         for image in attestation.get("images", ()):
-            digest = image["sha256"] if isinstance(image, dict) else image
-            ran.setdefault(digest, []).append(summary)
+            ran.setdefault(image["sha256"], []).append(summary)
     return ran
 
 

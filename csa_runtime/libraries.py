@@ -114,7 +114,11 @@ class Torch(Library):
         A capture begun behind torch's back gets ordinary memory, which the next caller may get too.
         """
         address = memory.data_ptr()
-        for segment in self.torch.cuda.memory_snapshot():
+        try:
+            segments = self.torch.cuda.memory_snapshot()
+        except RuntimeError:  # another allocator than torch's own: nobody can tell
+            return False
+        for segment in segments:
             if segment["address"] <= address < segment["address"] + segment["total_size"]:
                 return tuple(segment.get("segment_pool_id", (0, 1))) != (0, 0)
         return False

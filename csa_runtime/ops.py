@@ -189,12 +189,14 @@ def _check_workspace(call: Call, scratch: Array) -> None:
     checks.same_device(call.kv, (scratch,))
 
 
-def _take_workspace(call: Call, kv: Any, rows: int) -> Array:
+def _take_workspace(call: Call, kv: Any, rows: int) -> Array | None:
     """Memory for the partial planes from kv's library, for as long as the launch needs it."""
     size = _native.backward_workspace_bytes(
         call.kv.shape[0], rows, call.head_dim, call.ratio, call.coff,
         checks.DTYPE_CODES[call.kv.dtype],
     )  # fmt: skip
+    if size == 0:
+        return None
     capturing = call.owner.capturing(kv, call.stream)
     memory = None
     if call.owner.keeps_graph_memory or not capturing:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from csa_runtime import ops
+from csa_runtime import checks, ops
 
 __all__ = ["compressor"]
 
@@ -183,7 +183,7 @@ def compressor(
     *,
     ratio: int,
     coff: int,
-    total_comp: int | None = None,
+    total_comp: int | torch.SymInt | None = None,
 ) -> Tensor:
     """Pool windows of tokens into rows; differentiable in kv, score and ape.
 
@@ -207,8 +207,11 @@ def compressor(
         ValueError: malformed arguments, before any launch.
         RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
     """
+    checks.window(ratio, coff)
     if total_comp is None:
         total_comp = _rows(cu_seqlens_comp)
+    elif not torch.compiler.is_compiling() and not isinstance(total_comp, torch.SymInt):
+        checks.integer("total_comp", total_comp, 0)  # would fix a traced size
     inputs = (kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, total_comp)
     wanted = torch.is_grad_enabled() and (
         kv.requires_grad or score.requires_grad or (ape is not None and ape.requires_grad)
@@ -218,6 +221,10 @@ def compressor(
 
 
 def _rows(cu_seqlens_comp: Tensor) -> int:
+    if cu_seqlens_comp.dim() != 1 or cu_seqlens_comp.shape[0] == 0:
+        raise ValueError(
+            f"cu_seqlens_comp has shape {tuple(cu_seqlens_comp.shape)}; (segments + 1,) is allowed"
+        )
     if (
         cu_seqlens_comp.is_cuda
         and not torch.compiler.is_compiling()

@@ -57,7 +57,8 @@ def test_info_names_the_gpus_that_ran_an_image(monkeypatch: pytest.MonkeyPatch) 
     """By the image's digest, from the packaged evidence."""
     image = _native.bundle_info()["images"][0]
     attestation = {
-        "gpu": "NVIDIA H200", "driver": "580", "passed": 3, "images": [{"sha256": image["sha256"]}],
+        "gpu": "NVIDIA H200", "driver": "580", "suite": {"passed": 3},
+        "images": [{"sha256": image["sha256"]}],
     }  # fmt: skip
     monkeypatch.setattr(
         diagnostics, "_evidence", lambda: ({"toolchain": {"dsl": "1"}}, [attestation])

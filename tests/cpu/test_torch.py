@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.eager import Result, eager
 from support.packs import Pack, random_pack
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from csa_runtime import ops
 from csa_runtime.torch import compressor
@@ -179,21 +180,26 @@ def test_bad_arguments_are_value_errors() -> None:
     pack = make()
     with pytest.raises(ValueError, match="score is"):
         compressor(pack.kv, pack.score[1:], *pack.inputs[2:], ratio=4, coff=2, total_comp=3)
-    with pytest.raises(ValueError, match="coff is 3"):
-        compressor(*pack.inputs, ratio=4, coff=3, total_comp=3)
+    for changes in ({"coff": 3}, {"ratio": 4.0}, {"total_comp": -1}, {"total_comp": 2**31}):
+        with pytest.raises(ValueError, match=f"{next(iter(changes))} is"):
+            compressor(*pack.inputs, **{"ratio": 4, "coff": 2, "total_comp": 3} | changes)
+    for rows in (pack.cu_seqlens_comp[None], pack.cu_seqlens_comp[:0]):
+        with pytest.raises(ValueError, match="cu_seqlens_comp has shape"):
+            compressor(*pack.inputs[:4], rows, ratio=4, coff=2)
 
 
 @pytest.mark.parametrize("ape", [True, False])
 def test_compiles_without_graph_breaks(ape: bool) -> None:
     """Forward and backward, with dynamic token counts, equal to eager mode."""
     torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(
         lambda pack_inputs, rows: compressor(*pack_inputs, ratio=4, coff=2, total_comp=rows) * 2,
-        backend="aot_eager",
+        backend=counter,
         fullgraph=True,
         dynamic=True,
     )
-    for segments in ([9, 30], [5, 4, 22]):
+    for segments in ([9, 30], [5, 4, 22], [8, 8, 8, 31]):
         pack = random_pack(segments, ratio=4, coff=2, head_dim=6, padding=1, ape=ape)
         for tensor in leaves(pack):
             tensor.requires_grad_()
@@ -203,6 +209,7 @@ def test_compiles_without_graph_breaks(ape: bool) -> None:
         ours = torch.autograd.grad(out, leaves(pack), pack.grad_out)
         theirs = torch.autograd.grad(expected, leaves(pack), pack.grad_out)
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("ape", [True, False])

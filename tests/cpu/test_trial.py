@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `demo` and `check` do on a GPU, with one whose memory is the host's."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from csa_runtime import _demo, _native, _trial
+from csa_runtime.__main__ import main
+from csa_runtime.reference import reference_backward, reference_forward
+
+
+def at(address: int, rows: int, columns: int, stride: int, dtype: str) -> np.ndarray:
+    """The matrix that a pointer and a row stride describe."""
+    kind = np.dtype(dtype)
+    size = ((rows - 1) * stride + columns) * kind.itemsize
+    flat = np.frombuffer((ctypes.c_char * size).from_address(address), dtype=kind)
+    strides = (stride * kind.itemsize, kind.itemsize)
+    return np.lib.stride_tricks.as_strided(flat, (rows, columns), strides, writeable=True)
+
+
+class Kernels:
+    """The launcher's two functions on host memory, by the reference."""
+
+    def __init__(self) -> None:
+        """Nothing launched."""
+        self.variants: list[str | None] = []
+
+    def read(self, f: dict[str, Any]) -> tuple[Any, ...]:
+        """Inputs in fp32."""
+        width = f["head_dim"] * f["coff"]
+        kv = _trial.values_of(at(f["kv"], f["tokens"], width, f["kv_stride"], "u2"))
+        score = _trial.values_of(at(f["score"], f["tokens"], width, f["score_stride"], "u2"))
+        ape = at(f["ape"], f["ratio"], width, width, "f4")
+        count = f["segments"] + 1
+        prefixes = (at(f[n], 1, count, count, "i4")[0] for n in ("cu_seqlens", "cu_seqlens_comp"))
+        return kv, score, ape, *prefixes
+
+    def forward(self, variant: str | None = None, **f: Any) -> None:
+        """Write `out`."""
+        self.variants.append(variant)
+        out = at(f["out"], f["rows"], f["head_dim"], f["out_stride"], "u2")
+        options = {"ratio": f["ratio"], "coff": f["coff"], "total_comp": f["rows"]}
+        out[:] = _trial.bits_of(reference_forward(*self.read(f), **options))
+
+    def backward(self, variant: str | None = None, **f: Any) -> None:
+        """Write the gradients."""
+        self.variants.append(variant)
+        width = f["head_dim"] * f["coff"]
+        incoming = at(f["grad_out"], f["rows"], f["head_dim"], f["grad_out_stride"], "u2")
+        kv, score, ape = reference_backward(
+            *self.read(f), _trial.values_of(incoming), ratio=f["ratio"], coff=f["coff"]
+        )
+        at(f["grad_kv"], f["tokens"], width, f["grad_kv_stride"], "u2")[:] = _trial.bits_of(kv)
+        grad_score = at(f["grad_score"], f["tokens"], width, f["grad_score_stride"], "u2")
+        grad_score[:] = _trial.bits_of(score)
+        at(f["grad_ape"], f["ratio"], width, width, "f4")[:] = ape
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    """A GPU of compute capability 9.0 that is the host."""
+    kernels = Kernels()
+    device = {
+        "name": "Host", "compute_capability": 90, "arch": 90, "ordinal": 0, "multiprocessors": 1,
+    }  # fmt: skip
+    monkeypatch.setattr(_native, "driver_info", lambda: {"version": 13000, "devices": [device]})
+    monkeypatch.setattr(_native, "load", lambda *_: None)
+    monkeypatch.setattr(_native, "launch_forward", kernels.forward)
+    monkeypatch.setattr(_native, "launch_backward", kernels.backward)
+    monkeypatch.setattr(_trial.Memory, "device", "cpu")
+    monkeypatch.setattr(_trial.Memory, "stream", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    return kernels
+
+
+@pytest.mark.parametrize(("ratio", "coff"), [(2, 1), (2, 2), (4, 1), (4, 2)])
+def test_results_come_back_from_every_pointer(kernels: Kernels, ratio: int, coff: int) -> None:
+    """Each array where the launcher was told it is, bit for bit."""
+    problem = _trial.make([9, 0, 12], ratio=ratio, coff=coff, head_dim=5, padding=2, seed=1)
+    results = _trial.on_gpu(problem, _trial.Memory(), forward="a", backward="b")
+    expected = _trial.on_cpu(problem)
+    assert list(results) == list(_trial.RESULTS)
+    for name, values in results.items():
+        np.testing.assert_array_equal(values, expected[name])
+    assert kernels.variants == ["a", "b"]
+
+
+def test_demo_names_the_gpu_it_ran_on(
+    kernels: Kernels, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And compares with the reference."""
+    monkeypatch.setattr(_demo, "SEGMENTS", [9, 3])
+    assert main(["demo"]) == 0
+    text = capsys.readouterr().out
+    assert "ran on Host" in text and text.endswith("demo passed\n")
+    assert kernels.variants == [None, None]
+
+
+@pytest.mark.usefixtures("kernels")
+def test_info_shows_the_device(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the images it would use."""
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    assert "CUDA 13.0" in text
+    assert "Host, compute capability 90, 1 multiprocessors: images of sm_90" in text
+
+
+def test_a_gpu_without_a_library_for_its_memory_is_an_error(
+    kernels: Kernels, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than a quiet run on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["demo"]) == 1
+    assert "install torch (with CUDA) or cupy" in capsys.readouterr().err
+    assert not kernels.variants
