@@ -9,6 +9,7 @@
  *   FAKE_CUDA_VERSION   default 12080
  *   FAKE_CUDA_FAIL      "cuLibraryLoadData:2:999": the second call returns 999 and does nothing
  *   FAKE_CUDA_MISSING   symbol that cuGetProcAddress does not know
+ *   FAKE_CUDA_REFUSED_SHARED  dynamic shared size that no kernel may ask for
  *   FAKE_CUDA_SLOW_LOAD microseconds that loading takes
  *   CUDA_MODULE_LOADING EAGER: a library loads into the contexts of every device
  */
@@ -214,7 +215,8 @@ int cuKernelSetAttribute(int attribute, int value, struct kernel *kernel, int de
   BEGIN("cuKernelSetAttribute")
   DETAILS("\"attribute\": %d, \"value\": %d, \"name\": \"%s\", \"device\": %d", attribute, value,
           kernel->name, device);
-  if (value > shared_limit(device)) FAIL(INVALID_VALUE);
+  if (value > shared_limit(device) || value == atoi(setting("FAKE_CUDA_REFUSED_SHARED", "-1")))
+    FAIL(INVALID_VALUE);
   END
 }
 

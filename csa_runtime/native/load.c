@@ -9,8 +9,8 @@
 #include "error.h"
 #include "sha256.h"
 
-enum { LOADS_IN_CAPTURE = 12030 };     /* the first driver that loads on a capturing stream */
-enum { STATIC_SHARED_MAX = 48 << 10 }; /* more needs an attribute */
+enum { LOADS_IN_CAPTURE = 12030 }; /* the first driver that loads on a capturing stream */
+enum { USUAL_SHARED = 48 << 10 };  /* bytes; more needs an attribute */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -64,30 +64,30 @@ static int load_image(const struct csa_bundle *bundle, int32_t index) {
   return status;
 }
 
-/* A lazily loaded kernel's first launch may synchronise the context: finish it now. */
-static int finish(cu_kernel kernel, const char *name) {
+/* More than a block's usual shared memory is asked for once per device, never per launch. */
+static int allow_shared(const struct csa_bundle *bundle, struct csa_device *device,
+                        int32_t variant) {
+  const struct csa_variant *v = &bundle->variants[variant];
+  int32_t index = device->target.images[variant];
+  if (bundle->images[index].static_shared + v->dynamic_shared <= USUAL_SHARED ||
+      atomic_load_explicit(&device->kernels[variant], memory_order_relaxed) != NULL)
+    return CSA_OK;
+  return csa_driver_check(
+      csa_cuda.kernel_set_attribute(CU_FUNC_MAX_DYNAMIC_SHARED, v->dynamic_shared,
+                                    bundle->states[index].kernel, device->handle),
+      "cuKernelSetAttribute", v->name);
+}
+
+/* A lazily loaded kernel's first launch may synchronise the context: finish it now. Then publish
+ * it. */
+static int finish(const struct csa_bundle *bundle, struct csa_device *device, int32_t variant) {
+  const char *name = bundle->variants[variant].name;
+  cu_kernel kernel = bundle->states[device->target.images[variant]].kernel;
   cu_function function = NULL;
   int status =
       csa_driver_check(csa_cuda.kernel_function(&function, kernel), "cuKernelGetFunction", name);
   if (status == CSA_OK && csa_cuda.function_load != NULL)
     status = csa_driver_check(csa_cuda.function_load(function), "cuFuncLoad", name);
-  return status;
-}
-
-/* With the lock held, in a context of the device and with the capture mode relaxed. */
-static int make_ready(const struct csa_bundle *bundle, struct csa_device *device, int32_t variant) {
-  const struct csa_variant *v = &bundle->variants[variant];
-  int32_t index = device->target.images[variant];
-  int status = load_image(bundle, index);
-  if (status != CSA_OK) return status;
-  cu_kernel kernel = bundle->states[index].kernel;
-  if (bundle->images[index].static_shared + v->dynamic_shared > STATIC_SHARED_MAX &&
-      atomic_load_explicit(&device->kernels[variant], memory_order_relaxed) == NULL)
-    status =
-        csa_driver_check(csa_cuda.kernel_set_attribute(CU_FUNC_MAX_DYNAMIC_SHARED,
-                                                       v->dynamic_shared, kernel, device->handle),
-                         "cuKernelSetAttribute", v->name);
-  if (status == CSA_OK) status = finish(kernel, v->name);
   if (status == CSA_OK)
     atomic_store_explicit(&device->kernels[variant], kernel, memory_order_release);
   return status;
@@ -115,18 +115,15 @@ int csa_load_variant(const struct csa_bundle *bundle, struct csa_device *device,
   if (atomic_load_explicit(&device->kernels[variant], memory_order_relaxed) == NULL) {
     int mode;
     status = csa_capture_relax(&mode);
-    if (status == CSA_OK) status = csa_capture_restore(mode, make_ready(bundle, device, variant));
+    if (status == CSA_OK) {
+      status = load_image(bundle, device->target.images[variant]);
+      if (status == CSA_OK) status = allow_shared(bundle, device, variant);
+      if (status == CSA_OK) status = finish(bundle, device, variant);
+      status = csa_capture_restore(mode, status);
+    }
   }
   pthread_mutex_unlock(&lock);
   return status;
-}
-
-/* A block's shared memory that this device cannot give rules a variant out, not the load. */
-static int beyond_device(const struct csa_bundle *bundle, const struct csa_device *device,
-                         int32_t variant) {
-  return bundle->images[device->target.images[variant]].static_shared +
-             bundle->variants[variant].dynamic_shared >
-         device->target.shared_limit;
 }
 
 int csa_load_all(const struct csa_bundle *bundle, struct csa_device *device) {
@@ -137,9 +134,13 @@ int csa_load_all(const struct csa_bundle *bundle, struct csa_device *device) {
   int mode;
   status = csa_capture_relax(&mode);
   if (status == CSA_OK) {
-    for (int32_t v = 0; v < bundle->variant_count && status == CSA_OK; v++)
-      if (device->target.images[v] >= 0 && !beyond_device(bundle, device, v))
-        status = make_ready(bundle, device, v);
+    for (int32_t v = 0; v < bundle->variant_count && status == CSA_OK; v++) {
+      if (device->target.images[v] < 0) continue;
+      status = load_image(bundle, device->target.images[v]);
+      /* Shared memory that the device will not give fails that variant's launches, not the load. */
+      if (status == CSA_OK && allow_shared(bundle, device, v) == CSA_OK)
+        status = finish(bundle, device, v);
+    }
     status = csa_capture_restore(mode, status);
   }
   pthread_mutex_unlock(&lock);

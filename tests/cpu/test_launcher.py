@@ -2,10 +2,10 @@
 """What the launcher tells the driver, call by call, on the recording fake driver."""
 
 import itertools
-import json
 from typing import Any
 
 import pytest
+
 from support import expected, fake
 from support.problems import backward, forward
 
@@ -75,7 +75,9 @@ def test_launches_equal_those_of_cuda_python(capability: int) -> None:
 
 def test_launches_context_free_kernels_with_no_attributes() -> None:
     run = fake.run("csa_runtime.launch_backward(**backward())")
-    assert [(c["context_free"], c["attributes"], c["lazy"]) for c in run.launches] == [(1, 0, 0)] * 2
+    assert [(c["context_free"], c["attributes"], c["lazy"]) for c in run.launches] == [
+        (1, 0, 0)
+    ] * 2
 
 
 def test_a_variant_loads_once_relaxed_preserved_and_aligned() -> None:
@@ -153,8 +155,8 @@ for ratio in (2, 4):
     for coff in (1, 2):
         for columns in (1, 2, 4):
             for operation, call in (("forward", forward), ("backward", backward)):
-                getattr(csa_runtime, "launch_" + operation)(
-                    **call(ratio, coff), variant=f"csa_{operation}_r{ratio}_c{coff}_bf16_v{columns}")
+                name = f"csa_{operation}_r{ratio}_c{coff}_bf16_v{columns}"
+                getattr(csa_runtime, "launch_" + operation)(**call(ratio, coff), variant=name)
 """,
         FAKE_CUDA_VERSION=version,
     )
@@ -226,73 +228,9 @@ emit([first, legacy, spoilt, attempt(csa_runtime.launch_backward, **backward(), 
     assert spoilt == 0 and second is None and len(run.launches) == 2
 
 
-def test_threads_racing_for_the_first_call_load_once() -> None:
-    run = fake.run(
-        """
-barrier = threading.Barrier(16)
-def work():
-    barrier.wait()
-    csa_runtime.launch_forward(**forward())
-threads = [threading.Thread(target=work) for _ in range(16)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-emit([*_native.launch_counts().values()])
-""",
-        FAKE_CUDA_SLOW_LOAD="20000",
-    )
-    assert run.output == [16] and len(run.launches) == 16
-    for name in ("cuInit", "cuLibraryLoadData", "cuLibraryGetKernel"):
-        assert len(run.named(name)) == 1
-    assert len({launch["thread"] for launch in run.launches}) == 16
-
-
-def test_the_interpreter_runs_while_a_kernel_loads() -> None:
-    run = fake.run(
-        """
-import time
-thread = threading.Thread(target=lambda: csa_runtime.launch_forward(**forward()))
-started = time.perf_counter()
-thread.start()
-ticks = 0
-while thread.is_alive():
-    time.sleep(0.001)
-    ticks += 1
-emit([ticks, time.perf_counter() - started])
-""",
-        FAKE_CUDA_SLOW_LOAD="300000",
-    )
-    ticks, seconds = run.output
-    assert seconds > 0.3 and ticks > 20
-
-
-@pytest.mark.parametrize("started", [False, True])
-def test_a_forked_child_gets_a_driver_error_only_if_the_driver_had_started(started: bool) -> None:
-    run = fake.run(f"""
-csa_runtime.info()
-if {started}: csa_runtime.launch_forward(**forward())
-reader, writer = os.pipe()
-child = os.fork()
-if child == 0:
-    calls = [attempt(csa_runtime.launch_forward, **forward()), attempt(csa_runtime.load, 0),
-             attempt(csa_runtime.info)]
-    os.write(writer, json.dumps(calls).encode())
-    os._exit(0)
-os.waitpid(child, 0)
-emit(json.loads(os.read(reader, 65536)))
-""")
-    launch, load, info = run.output
-    assert info is None
-    if started:
-        assert launch["type"] == load["type"] == "DriverError"
-        assert launch["code"] == 3 and launch["call"] == "fork" and "spawn" in launch["text"]
-        assert len(run.launches) == 1
-    else:
-        assert launch is None and load is None
-
-
 def test_arguments_of_the_manifest_are_those_of_the_kernels() -> None:
     table = expected.manifest()
     sizes = {name: entry["bytes"] for name, entry in table["parameters"].items()}
     kernels = {v["name"]: [sizes[name] for name in v["params"]] for v in table["variants"]}
     for image in table["images"]:
-        assert [size for _, size in image["parameters"]] == kernels[image["variant"]], json.dumps(image)
+        assert [size for _, size in image["parameters"]] == kernels[image["variant"]], image["file"]

@@ -4,6 +4,7 @@
 from typing import Any
 
 import pytest
+
 from support import fake
 
 pytestmark = pytest.mark.L0
@@ -71,7 +72,8 @@ emit([before == (fake.fake_current(), fake.fake_depth()), fake.fake_primary_refe
 
 
 def test_a_worker_thread_without_a_context_gets_the_primary_one() -> None:
-    run = fake.run(f"""{SET_UP}
+    run = fake.run(
+        f"""{SET_UP}
 fake.cuCtxSetCurrent(a)
 def work():
     csa_runtime.launch_forward(**forward())
@@ -80,7 +82,8 @@ depths = []
 thread = threading.Thread(target=work)
 thread.start(); thread.join()
 emit(depths)
-""".replace("fake_context(1)", "fake_context(0)"))
+""".replace("fake_context(1)", "fake_context(0)")
+    )
     assert run.output == [0] and contexts(run) == [2]
 
 

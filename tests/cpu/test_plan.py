@@ -5,6 +5,7 @@ import itertools
 from typing import Any
 
 import pytest
+
 from csa_runtime import UnsupportedArch, _native
 from support import expected
 from support.problems import address, backward, forward
@@ -25,7 +26,10 @@ def agree(operation: str, call: dict[str, Any], capability: int = 90) -> Any:
     """Assert that the launcher plans what the manifest's rules say; return its account."""
     plan = explain(operation, call, capability)
     want = expected.launches(operation, call, capability, TABLE)
-    got = [(x["variant"], x["grid"], x["block"], x["shared"], x["parameters"]) for x in plan["launches"]]
+    got = [
+        (x["variant"], x["grid"], x["block"], x["shared"], x["parameters"])
+        for x in plan["launches"]
+    ]
     assert got == [(w.variant, w.grid, w.block, w.shared, w.parameters) for w in want]
     return plan
 
@@ -35,7 +39,9 @@ def agree(operation: str, call: dict[str, Any], capability: int = 90) -> Any:
 @pytest.mark.parametrize("head_dim", [1, 2, 3, 4, 6, 64, 127, 128, 129, 512, 8_388_480])
 def test_plan_follows_the_schedules(operation: str, window: tuple[int, int], head_dim: int) -> None:
     ratio, coff = window
-    for rows, tokens in itertools.product((0, 1, 2, 7, 8, 9, 1 << 20, 2**31 - 1), (4, 257, 2**31 - 1)):
+    for rows, tokens in itertools.product(
+        (0, 1, 2, 7, 8, 9, 1 << 20, 2**31 - 1), (4, 257, 2**31 - 1)
+    ):
         call = CALLS[operation](ratio, coff, head_dim, tokens, rows)
         plan = agree(operation, call)
         assert plan["grid"][0] < 2**31 and plan["grid"][1] <= 65535

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import pytest
+
 from support import fake
 from support.problems import address
 
@@ -18,7 +19,15 @@ pytestmark = pytest.mark.L0
 NULLABLE = {"forward": ("ape",), "backward": ("ape", "grad_ape", "workspace")}
 REQUIRED = {
     "forward": ("kv", "score", "cu_seqlens", "cu_seqlens_comp", "out"),
-    "backward": ("kv", "score", "cu_seqlens", "cu_seqlens_comp", "grad_out", "grad_kv", "grad_score"),
+    "backward": (
+        "kv",
+        "score",
+        "cu_seqlens",
+        "cu_seqlens_comp",
+        "grad_out",
+        "grad_kv",
+        "grad_score",
+    ),
 }
 OUTPUTS = {"forward": ("out",), "backward": ("grad_kv", "grad_score", "grad_ape", "workspace")}
 INPUTS = {
@@ -56,9 +65,11 @@ for op in ("forward", "backward"):
     case("as many tokens as ratio", op, None, tokens=4, rows=1)
     case("no segments", op, None, segments=0)
     case("no rows of few tokens", op, None, tokens=3, rows=0)
-    case("nothing at all, all NULL that may be", op, None, tokens=0, rows=0, segments=0, kv=0, score=0,
-         out=0, grad_out=0, grad_kv=0, grad_score=0)  # fmt: skip
-    case("no prefixes though nothing to do", op, "cu_seqlens is NULL", tokens=0, rows=0, cu_seqlens=0)
+    case("nothing at all, all NULL that may be", op, None, tokens=0, rows=0, segments=0,
+         **dict.fromkeys(HALF, 0))  # fmt: skip
+    case(
+        "no prefixes though nothing to do", op, "cu_seqlens is NULL", tokens=0, rows=0, cu_seqlens=0
+    )
     for tensor in REQUIRED[op]:
         case(f"NULL {tensor}", op, f"{tensor} is NULL", **{tensor: 0})
     for tensor in (t for t in (*INPUTS[op], *OUTPUTS[op]) if t != "workspace"):
@@ -88,7 +99,9 @@ case("one row narrower than wide", "forward", None, tokens=4, rows=1, out_stride
 case("no ape", "forward", None, ape=0)
 case("no ape, no grad_ape", "backward", None, ape=0, grad_ape=0, workspace=0, workspace_bytes=0)
 case("no ape but grad_ape", "backward", "without ape there is no grad_ape", ape=0)
-case("no workspace", "backward", "workspace is .* of 1073741824 bytes; this call needs", workspace=0)
+case(
+    "no workspace", "backward", "workspace is .* of 1073741824 bytes; this call needs", workspace=0
+)
 case("small workspace", "backward", "of 4095 bytes; this call needs 4096", workspace_bytes=4095,
      rows=1, tokens=8)  # fmt: skip
 case("exact workspace", "backward", None, workspace_bytes=4096, rows=1, tokens=8)
@@ -135,7 +148,9 @@ def test_arguments(name: str) -> None:
     error, launches = outcomes()[name]
     if message is None:
         assert error is None
-        empty = replaced.get("rows") == 0 and (operation == "forward" or not replaced.get("tokens", 1))
+        empty = replaced.get("rows") == 0 and (
+            operation == "forward" or not replaced.get("tokens", 1)
+        )
         assert launches > 0 or empty
     else:
         assert error is not None, "accepted"

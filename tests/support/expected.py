@@ -56,11 +56,11 @@ def architecture(table: dict[str, Any], capability: int) -> int:
 
 def fits(operation: str, call: dict[str, Any], columns: int) -> bool:
     """Whether alignment lets a variant of that many columns serve the call."""
-    if call["head_dim"] % columns or call["ape"] and call["ape"] % min(16, 4 * columns):
+    if call["head_dim"] % columns or (call["ape"] and call["ape"] % min(16, 4 * columns)):
         return False
     for name in ALIGNED[operation]:
         rows = call["rows"] if name in PER_ROW else call["tokens"]
-        if (call[name] or 0) % (2 * columns) or rows > 1 and call[f"{name}_stride"] % columns:
+        if (call[name] or 0) % (2 * columns) or (rows > 1 and call[f"{name}_stride"] % columns):
             return False
     return True
 

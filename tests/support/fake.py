@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+FLAGS = ("-std=gnu11", "-Wall", "-Werror", "-O1", "-fPIC", "-shared", "-pthread")
 TESTS = Path(__file__).resolve().parents[1]
 
 # Every script starts with this: what a call raised, as data.
@@ -48,8 +49,7 @@ def library() -> Path:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     assert compiler is not None, "a C compiler is needed: install gcc or clang, or set CC"
     subprocess.run(
-        [compiler, "-std=gnu11", "-Wall", "-Werror", "-O1", "-fPIC", "-shared", "-pthread"]
-        + ["-o", str(folder / "libcuda.so.1"), str(TESTS / "fake_driver.c")],
+        [compiler, *FLAGS, "-o", str(folder / "libcuda.so.1"), str(TESTS / "fake_driver.c")],
         check=True,
     )
     return folder
