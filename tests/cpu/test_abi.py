@@ -72,7 +72,8 @@ def test_workspace_bytes_and_load_from_c() -> None:
 result = ctypes.c_int64()
 args = pack(backward(), 200)
 codes = [library.csa_backward_workspace_bytes(args, ctypes.byref(result)),
-         library.csa_load(-2, None), library.csa_load(0, None), library.csa_backward_workspace_bytes(args, None)]
+         library.csa_load(-2, None), library.csa_load(0, None),
+         library.csa_backward_workspace_bytes(args, None)]
 emit([codes, result.value, _native.backward_workspace_bytes(64, 16, 128, 4, 2, 1)])
 """)
     codes, value, same = run.output
