@@ -20,7 +20,7 @@ def check() -> int:
     images = bundle["images"]
     print(
         f"bundle {bundle['source']}: sha256 {bundle['sha256'][:16]}, {len(bundle['variants'])} "
-        f"variants, {len(images)} images, digests agree"
+        f"variants, {len(images)} images, digest of its tables agrees"
     )
     name, reason = gpu()
     if name is None:

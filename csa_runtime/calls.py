@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple
 
 from csa_runtime import checks, prefixes, streams
@@ -92,7 +91,13 @@ def rows_of(call: Call, kv: Any, cu_seqlens_comp: Any, total_comp: Any, out: Any
             "total_comp=None reads cu_seqlens_comp back, which a stream under capture cannot do; "
             "pass total_comp= (max_rows gives a static capacity) or out="
         )
-    last = library(cu_seqlens_comp).values(cu_seqlens_comp[-1:], call.stream)[0]
+    try:
+        last = library(cu_seqlens_comp).values(cu_seqlens_comp[-1:], call.stream)[0]
+    except (AttributeError, TypeError) as error:
+        raise ValueError(
+            f"cu_seqlens_comp of {call.cu_seqlens_comp.library!r} cannot be read back here; pass "
+            "total_comp= or out="
+        ) from error
     return checks.integer("cu_seqlens_comp[-1]", last, 0)
 
 
@@ -124,24 +129,20 @@ def fields(call: Call, rows: int) -> dict[str, Any]:
     }
 
 
-def host_arrays(call: Call, into: Any, *arrays: Any) -> list[Any]:
-    """Arrays of the CPU as the reference takes them: torch tensors, or NumPy arrays.
+def host_array(raw: Any, described: Array | None) -> Any:
+    """An array of the CPU as the reference takes it: a torch tensor or a NumPy array."""
+    if described is None or described.library in ("torch", "numpy"):
+        return raw
+    # jax, or DLPack alone: NumPy could not read bf16 through either.
+    from csa_runtime.host import from_pointer
 
-    Raises:
-        ValueError: results would have to be made by a library whose arrays cannot be written.
-    """
+    return from_pointer(described)
+
+
+def check_can_allocate(call: Call, into: Any) -> None:
+    """Check that results on the CPU are given where their library's arrays cannot be written."""
     if into is None and call.kv.library not in ("torch", "numpy"):
         raise ValueError(
             f"arrays of {call.kv.library!r} cannot be allocated and written by this library; pass "
             "out= (forward) or grads= (backward), made by NumPy or torch"
         )
-    from csa_runtime import reference  # noqa: F401  (its error says how to get NumPy)
-
-    asarray = sys.modules["numpy"].asarray
-    torch = sys.modules.get("torch")
-    return [
-        array
-        if array is None or (torch is not None and isinstance(array, torch.Tensor))
-        else asarray(array)
-        for array in arrays
-    ]

@@ -10,10 +10,11 @@ from csa_runtime.arrays import ITEMSIZE, Array, describe
 from csa_runtime.calls import (
     Call,
     begin,
+    check_can_allocate,
     check_contents,
     check_stream,
     fields,
-    host_arrays,
+    host_array,
     optional,
     row_stride,
     rows_of,
@@ -71,10 +72,16 @@ def compressor_forward(
         checks.outputs((result,), call.read)
     check_contents(call, kv, (cu_seqlens, cu_seqlens_comp), rows)
     if call.kv.device == "cpu":
-        inputs = host_arrays(call, out, kv, score, ape, cu_seqlens, cu_seqlens_comp)
-        return _reference().reference_forward(
-            *inputs, ratio=call.ratio, coff=call.coff, total_comp=rows, out=out
+        check_can_allocate(call, out)
+        raw = (kv, score, ape, cu_seqlens, cu_seqlens_comp)
+        made = _reference().reference_forward(
+            *map(host_array, raw, call.read),
+            ratio=call.ratio,
+            coff=call.coff,
+            total_comp=rows,
+            out=host_array(out, result),
         )
+        return made if out is None else out
     if result is None:
         out = call.owner.empty(kv, shape, None, call.stream)
         result = describe("out", out, call.stream)
@@ -136,12 +143,16 @@ def compressor_backward(
     checks.outputs((*given, scratch), (*call.read, incoming))
     check_contents(call, kv, (cu_seqlens, cu_seqlens_comp), rows)
     if call.kv.device == "cpu":
-        into = None if grads is None else grads[0]
-        inputs = host_arrays(call, into, kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out)
-        result: Gradients = _reference().reference_backward(
-            *inputs, ratio=call.ratio, coff=call.coff, grads=grads, accumulate=accumulate
+        check_can_allocate(call, grads)
+        raw = (kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out)
+        made: Gradients = _reference().reference_backward(
+            *map(host_array, raw, (*call.read, incoming)),
+            ratio=call.ratio,
+            coff=call.coff,
+            grads=None if grads is None else tuple(map(host_array, grads, given)),
+            accumulate=accumulate,
         )
-        return result
+        return made if grads is None else (grads[0], grads[1], grads[2])
     return _launch_backward(call, kv, ape, incoming, grads, given, scratch, accumulate)
 
 

@@ -12,7 +12,6 @@ multiply-add here: `t - p * S` rounds twice.
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple
 
 try:
@@ -22,6 +21,8 @@ except ImportError as error:  # pragma: no cover
     raise ImportError(
         "the CPU reference needs NumPy: pip install 'csa-runtime[reference]' (or pip install numpy)"
     ) from error
+
+from csa_runtime.host import host, store
 
 # np: for those who need NumPy along with this module, and its explanation where there is none.
 __all__ = ["Floats", "fma", "np", "reference_backward", "reference_forward"]
@@ -199,43 +200,14 @@ def _compute_dtype(kv: Floats) -> type[np.floating[Any]]:
     return np.float64 if kv.dtype == np.float64 else np.float32
 
 
-def _is_torch(array: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
-
-
-def _host(array: Any) -> Any:
-    """The values as a NumPy array; bf16 tensors become fp32, which changes no value."""
-    if array is None or not _is_torch(array):
-        return array
-    array = array.detach()
-    narrow = str(array.dtype) == "torch.bfloat16"
-    return (array.float() if narrow else array).numpy()
-
-
-def _store(values: Floats, like: Any, into: Any) -> Any:
-    """Round once, to nearest even, into `into` or a new array with `like`'s library and dtype."""
-    like = like if into is None else into
-    if _is_torch(like):
-        rounded = sys.modules["torch"].from_numpy(values).to(like.dtype)
-        if into is None:
-            return rounded
-        into.detach().copy_(rounded)
-        return into
-    if into is None:
-        return values.astype(like.dtype)
-    into[...] = values.astype(like.dtype)
-    return into
-
-
 def _prepared(
     kv: Any, ape: Any, cu_seqlens: Any, cu_seqlens_comp: Any, ratio: int, coff: int
 ) -> tuple[tuple[Ints, Ints], Floats | None, _Shape]:
     prefixes = (
-        np.asarray(_host(cu_seqlens), dtype=np.int64),
-        np.asarray(_host(cu_seqlens_comp), dtype=np.int64),
+        np.asarray(host(cu_seqlens), dtype=np.int64),
+        np.asarray(host(cu_seqlens_comp), dtype=np.int64),
     )
-    return prefixes, _host(ape), _Shape(ratio, coff, kv.shape[1] // coff)
+    return prefixes, host(ape), _Shape(ratio, coff, kv.shape[1] // coff)
 
 
 def reference_forward(
@@ -254,8 +226,8 @@ def reference_forward(
     prefixes, bias, shape = _prepared(kv, ape, cu_seqlens, cu_seqlens_comp, ratio, coff)
     rows = int(prefixes[1][-1]) if total_comp is None else total_comp
     with np.errstate(all="ignore"):
-        values = _forward(_host(kv), _host(score), bias, prefixes, rows, shape)
-        return _store(values, kv, out)
+        values = _forward(host(kv), host(score), bias, prefixes, rows, shape)
+        return store(values, kv, out)
 
 
 def reference_backward(
@@ -276,15 +248,15 @@ def reference_backward(
     into = grads or (None, None, None)
     with np.errstate(all="ignore"):
         grad_kv, grad_score, grad_ape = _backward(
-            _host(kv), _host(score), bias, prefixes, _host(grad_out), shape
+            host(kv), host(score), bias, prefixes, host(grad_out), shape
         )
         if bias is not None:
             grad_ape = grad_ape.astype(bias.dtype)
             if accumulate and into[2] is not None:
-                grad_ape += _host(into[2])
+                grad_ape += host(into[2])
         wanted = ape is not None and (grads is None or into[2] is not None)
         return (
-            _store(grad_kv, kv, into[0]),
-            _store(grad_score, kv, into[1]),
-            _store(grad_ape, ape, into[2]) if wanted else None,
+            store(grad_kv, kv, into[0]),
+            store(grad_score, kv, into[1]),
+            store(grad_ape, ape, into[2]) if wanted else None,
         )

@@ -8,10 +8,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from support.array_calls import OnGpu
 
 import csa_runtime
 from csa_runtime import libraries, ops
+from support.array_calls import OnGpu
 
 TOKENS, ROWS, D, RATIO, COFF, SEGMENTS = 44, 9, 6, 4, 2, 3
 WIDTH = COFF * D

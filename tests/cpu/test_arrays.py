@@ -14,27 +14,7 @@ import torch
 from csa_runtime import dlpack
 from csa_runtime.arrays import describe, library_of
 from csa_runtime.streams import handle_of, same
-
-
-class Exporter:
-    """A stranger's array: DLPack alone, which says what it was asked for."""
-
-    def __init__(self, array: Any, versioned: bool = True) -> None:
-        """Wrap an array of any library."""
-        self.array, self.versioned = array, versioned
-        self.asked: dict[str, Any] = {}
-
-    def __dlpack__(self, **options: Any) -> Any:
-        """The capsule; like an old exporter, knows no max_version unless versioned."""
-        if not self.versioned and "max_version" in options:
-            raise TypeError("unexpected keyword argument 'max_version'")
-        self.asked = dict(options)
-        options.pop("stream")
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """The CPU, as an int."""
-        return 1, 0
+from support.array_calls import Exporter
 
 
 class Interface:

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from support.array_calls import SENTINEL, OnGpu, backward, forward, results
-from support.packs import Pack, random_pack
 
 from csa_runtime import ops
+from support.array_calls import SENTINEL, OnGpu, backward, forward, results
+from support.packs import Pack, random_pack
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from support.array_calls import SENTINEL, backward, forward, results
-from support.eager import eager
-from support.packs import Pack, random_pack
 
 from csa_runtime import calls, prefixes
 from csa_runtime.reference import reference_backward, reference_forward
+from support.array_calls import SENTINEL, Exporter, backward, forward, results
+from support.eager import eager
+from support.packs import Pack, random_pack
 
 
 @pytest.fixture
@@ -43,6 +43,24 @@ def test_numpy_arrays_take_the_reference(pack: Pack) -> None:
     np.testing.assert_array_equal(out.astype(np.float32), forward(pack).float().numpy())
     for ours, theirs in zip(backward(pack, **arrays), backward(pack), strict=True):
         np.testing.assert_array_equal(ours.astype(np.float32), theirs.float().numpy())
+
+
+def test_strangers_on_the_cpu_are_read_and_written_in_place(pack: Pack) -> None:
+    """DLPack alone, bf16 included; their results must be given, and total_comp too."""
+    names = ("kv", "score", "ape", "cu_seqlens", "cu_seqlens_comp")
+    strange = {name: Exporter(getattr(pack, name)) for name in names}
+    with pytest.raises(ValueError, match="pass out="):
+        forward(pack, **strange)
+    with pytest.raises(ValueError, match="cannot be read back"):
+        forward(pack, **strange, total_comp=None)
+    out, *grads = results(pack)
+    given = Exporter(out)
+    assert forward(pack, **strange, out=given) is given
+    assert torch.equal(out, forward(pack))
+    wrapped = tuple(Exporter(grad) for grad in grads)
+    backward(pack, **strange, grad_out=Exporter(pack.grad_out), grads=wrapped)
+    for ours, theirs in zip(grads, backward(pack), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_given_results_are_written_and_returned(pack: Pack) -> None:

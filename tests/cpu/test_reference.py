@@ -10,11 +10,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from support.eager import eager
-from support.packs import Pack, random_pack
 
 from csa_runtime import reference
 from csa_runtime.reference import fma, reference_backward, reference_forward
+from support.eager import eager
+from support.packs import Pack, random_pack
 
 CASES = json.loads((Path(__file__).parents[1] / "cases/compressor_cases.json").read_text())["cases"]
 HEAD_DIMS = (1, 3, 8)

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.eager import Result, eager
-from support.packs import Pack, random_pack
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from csa_runtime import ops
 from csa_runtime.torch import compressor
+from support.eager import Result, eager
+from support.packs import Pack, random_pack
 
 SHAPES = {
     "r4c2": ([9, 0, 30, 4], 4, 2, 6),

@@ -41,3 +41,24 @@ class OnGpu:
         self.__cuda_array_interface__ = {
             "shape": shape, "typestr": typestr, "data": (1 << 40, False), "version": 3,
         } | more  # fmt: skip
+
+
+class Exporter:
+    """A stranger's array: DLPack alone, which says what it was asked for."""
+
+    def __init__(self, array: Any, versioned: bool = True) -> None:
+        """Wrap an array of any library."""
+        self.array, self.versioned = array, versioned
+        self.asked: dict[str, Any] = {}
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The capsule; like an old exporter, knows no max_version unless versioned."""
+        if not self.versioned and "max_version" in options:
+            raise TypeError("unexpected keyword argument 'max_version'")
+        self.asked = dict(options)
+        options.pop("stream")
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU, as an int."""
+        return 1, 0
