@@ -74,7 +74,8 @@ class Torch(Library):
 
     def current_stream(self, array: Any) -> int:
         """Of the tensor's device; 0 for a CPU tensor."""
-        return int(self.raw_stream(array.device.index)) if array.is_cuda else 0
+        index = array.get_device()  # -1 on the CPU
+        return int(self.raw_stream(index)) if index >= 0 else 0
 
     def _on(self, array: Any, stream: int) -> contextlib.AbstractContextManager[Any]:
         index = array.device.index
@@ -98,7 +99,7 @@ class Torch(Library):
         """From torch's caching allocator, on its current stream."""
         kind = like.dtype if dtype is None else getattr(self.torch, dtype)
         memory = self.torch.empty(shape, dtype=kind, device=like.device)
-        if like.is_cuda and stream != self.raw_stream(like.device.index):
+        if stream != self.current_stream(like):
             memory.record_stream(self.torch.cuda.ExternalStream(stream, device=like.device))
         return memory
 
