@@ -5,17 +5,20 @@ The compiler fuses `x * y + z` where it can. Products that Reference R rounds on
 through `mul_rn`, which it cannot see into; sums of them are then safe to write with `+`.
 """
 
-import cutlass
+from typing import Any, TypeVar
+
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint16, Uint32, Uint64
+from cutlass import Boolean, Float32, Int32, Uint16, Uint32, Uint64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith as mlir_arith
 from cutlass._mlir.dialects import llvm
 from cutlass.cute import arch
 from cutlass.cutlass_dsl import T, dsl_user_op
 
+Scalar = TypeVar("Scalar", bound=Any)
+
 LOWEST = -3.4028234663852886e38  # the lowest finite fp32, where every running maximum starts
-NEGATIVE_INFINITY = float("-inf")
+NEGATIVE_INFINITY_BF16X4 = 0xFF80FF80FF80FF80
 LOG2_E = 1.4426950408889634
 LOG2_E_LOW = 1.925963033500011e-08  # log2(e) less its fp32 rounding
 
@@ -35,32 +38,40 @@ def rcp_approx(a: Float32) -> Float32:
     return _asm("rcp.approx.ftz.f32 $0, $1;", "=f,f", (a,))
 
 
-@dsl_user_op
-def pack_bf16x2(low: Float32, high: Float32, *, loc=None, ip=None) -> Uint32:
+def pack_bf16x2(low: Float32, high: Float32) -> Uint32:
     """Two fp32 rounded to nearest-even bf16, `low` in the low half."""
-    operands = [v.ir_value(loc=loc, ip=ip) for v in (high, low)]
-    return Uint32(
-        llvm.inline_asm(
-            T.i32(), operands, "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f",
-            has_side_effects=False, loc=loc, ip=ip,
-        )
-    )  # fmt: skip
+    return _asm_b32("cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", (high, low))
 
 
 @dsl_user_op
-def _asm(text: str, constraints: str, operands, *, loc=None, ip=None) -> Float32:
+def _asm_b32(
+    text: str, constraints: str, operands: tuple, *, loc: Any = None, ip: Any = None
+) -> Uint32:
+    values = [v.ir_value(loc=loc, ip=ip) for v in operands]
+    return Uint32(
+        llvm.inline_asm(T.i32(), values, text, constraints, has_side_effects=False, loc=loc, ip=ip)
+    )
+
+
+@dsl_user_op
+def _asm(
+    text: str, constraints: str, operands: tuple, *, loc: Any = None, ip: Any = None
+) -> Float32:
     # No side effects: the compiler may schedule and drop it like any other instruction.
     values = [Float32(v).ir_value(loc=loc, ip=ip) for v in operands]
     return Float32(
-        llvm.inline_asm(
-            T.f32(), values, text, constraints, has_side_effects=False, loc=loc, ip=ip
-        )
+        llvm.inline_asm(T.f32(), values, text, constraints, has_side_effects=False, loc=loc, ip=ip)
     )
 
 
 def exp(x: Float32) -> Float32:
     """CUDA's full-precision expf, which is what R and torch's softmax use."""
     return cute.math.exp(x)
+
+
+def exp_approx(x: Float32) -> Float32:
+    """e**x to a relative 2**-22 + 2**-24 |x|; results below 2**-126 are flushed to zero."""
+    return _asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", (mul_rn(x, Float32(LOG2_E)),))
 
 
 def exp_over(x: Float32, log2_divisor: int) -> Float32:
@@ -90,29 +101,51 @@ def exp_over(x: Float32, log2_divisor: int) -> Float32:
 WORD = {1: Uint16, 2: Uint32, 4: Uint64}
 
 
-def unpack_bf16(word, columns: int) -> list[Float32]:
+def halves(word: Any, columns: int) -> list:
+    """A word's 32-bit pieces of at most two bf16, lowest address first."""
+    if columns == 1:
+        return [Uint32(word)]
+    if columns == 2:
+        return [word]
+    return [Uint32(word & Uint64(0xFFFFFFFF)), Uint32(word >> 32)]
+
+
+def unpack_bf16(word: Any, columns: int) -> list[Float32]:
     """The fp32 values of `columns` adjacent bf16, lowest address first."""
-    if cutlass.const_expr(columns == 1):
-        return [(Uint32(word) << 16).bitcast(Float32)]
-    if cutlass.const_expr(columns == 2):
-        halves = [word]
-    else:
-        halves = [Uint32(word & Uint64(0xFFFFFFFF)), Uint32(word >> 32)]
     values = []
-    for half in halves:
+    for half in halves(word, columns):
         values.append((half << 16).bitcast(Float32))
         values.append((half & Uint32(0xFFFF0000)).bitcast(Float32))
-    return values
+    return values[:columns]
 
 
-def round_to_bf16(values: list[Float32]):
+def largest_magnitudes(words: list, columns: int) -> list[Float32]:
+    """Largest |value| over words of bf16, per column, at half an instruction an element."""
+    largest = []
+    for pieces in zip(*(halves(word, columns) for word in words), strict=True):
+        folded = _abs_bf16x2(pieces[0])
+        for piece in pieces[1:]:
+            folded = _max_bf16x2(folded, _abs_bf16x2(piece))
+        largest += unpack_bf16(folded, 2)
+    return largest[:columns]
+
+
+def _abs_bf16x2(a: Uint32) -> Uint32:
+    return _asm_b32("abs.bf16x2 $0, $1;", "=r,r", (a,))
+
+
+def _max_bf16x2(a: Uint32, b: Uint32) -> Uint32:
+    return _asm_b32("max.bf16x2 $0, $1, $2;", "=r,r,r", (a, b))
+
+
+def round_to_bf16(values: list[Float32]) -> Any:
     """One or two adjacent bf16 as one word, each rounded once."""
     if len(values) == 1:
         return Uint16(pack_bf16x2(values[0], Float32(0.0)) & Uint32(0xFFFF))
     return pack_bf16x2(values[0], values[1])
 
 
-def join(words: list):
+def join(words: list) -> Any:
     """One or two adjacent words as one, lowest address first."""
     if len(words) == 1:
         return words[0]
@@ -120,7 +153,9 @@ def join(words: list):
 
 
 @dsl_user_op
-def load_f32(pointer: cute.Pointer, count: int, *, loc=None, ip=None) -> list[Float32]:
+def load_f32(
+    pointer: cute.Pointer, count: int, *, loc: Any = None, ip: Any = None
+) -> list[Float32]:
     """`count` adjacent fp32 in one access."""
     if count == 1:
         return [arch.load(pointer, Float32)]
@@ -132,7 +167,9 @@ def load_f32(pointer: cute.Pointer, count: int, *, loc=None, ip=None) -> list[Fl
 
 
 @dsl_user_op
-def store_f32(pointer: cute.Pointer, values: list[Float32], *, loc=None, ip=None) -> None:
+def store_f32(
+    pointer: cute.Pointer, values: list[Float32], *, loc: Any = None, ip: Any = None
+) -> None:
     """Adjacent fp32 in one access."""
     if len(values) == 1:
         arch.store(pointer, values[0])
@@ -144,7 +181,7 @@ def store_f32(pointer: cute.Pointer, values: list[Float32], *, loc=None, ip=None
     arch.store(pointer, vector)
 
 
-def select(condition, chosen, otherwise):
+def select(condition: Boolean, chosen: Scalar, otherwise: Scalar) -> Scalar:
     """`chosen` where the condition holds, else `otherwise`, without a branch."""
     return type(otherwise)(
         mlir_arith.select(condition.ir_value(), chosen.ir_value(), otherwise.ir_value())

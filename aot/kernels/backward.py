@@ -9,6 +9,8 @@ memory and writes its part of the group's partial plane. `reduce` adds the plane
 Every product and sum of the gradients is R's own: they equal R bit for bit.
 """
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Float64, Int32, Int64, Uint32
@@ -19,14 +21,14 @@ from aot.kernels.fill import zero_unconsumed
 from aot.kernels.launchable import launchable
 from aot.kernels.segments import WARP, find_row
 from aot.kernels.table import Table, fold_into_plane
-from aot.kernels.window import Window
+from aot.kernels.window import Window, erase_missing
 from aot.variants import Variant
 
 # Quotients e / total are exact by one fma correction down to e = 2**-104; exp(-69) is 2**-99.5.
 LEAST_EXPONENT = -69.0
 
 
-def entry(variant: Variant):
+def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     """(kernel, host function, sample arguments) of a backward variant, for the compiler."""
     window = Window(variant.ratio, variant.coff, variant.columns)
     threads = variant.threads
@@ -56,7 +58,7 @@ def entry(variant: Variant):
         column_tiles: Int32,
         groups: Int32,
         fill_ctas: Int32,
-    ):
+    ) -> None:
         block, _, _ = arch.block_idx()
         if block < fill_ctas:
             zero_unconsumed(
@@ -71,44 +73,46 @@ def entry(variant: Variant):
             lane = thread & ((Int32(1) << lanes_log2) - 1)
             wanted_column = ((column_tile << lanes_log2) + lane) * window.columns
             column = min(wanted_column, head_dim - window.columns)
-            row_lane = thread >> lanes_log2
-            warp_row_lane = (thread & -WARP) >> lanes_log2
-            row_lanes = Int32(threads) >> lanes_log2
+            # Threads past the last column own rows that never exist: they load, and store nothing.
+            row_lane = Uint32(thread >> lanes_log2)
+            row_lane = ar.select(wanted_column < head_dim, row_lane, Uint32(1 << 31))
+            warp_row_lane = Uint32((thread & -WARP) >> lanes_log2)
+            row_lanes = Uint32(threads) >> Uint32(lanes_log2)
 
             shared = table.allocate()
             if thread == lane:
                 table.write(shared, lane, window.load_ape(ape, head_dim, column))
+            if thread == 0:
+                table.write_zeros(shared)
             arch.sync_threads()
             sums = cute.make_rmem_tensor((window.positions, window.columns), Float32)
             sums.fill(0.0)
             real_rows = Uint32(max(min(arch.load(cu_seqlens_comp + segments, Int32), rows), 0))
-            tile_row = Uint32(group) * Uint32(row_lanes)
+            tile_row = Uint32(group) * row_lanes
             while tile_row < real_rows:
-                wanted_row = tile_row + Uint32(row_lane)
-                row = Int32(min(wanted_row, real_rows - 1))
-                warp_row = Int32(min(tile_row + Uint32(warp_row_lane), real_rows - 1))
+                row = Int32(min(tile_row + row_lane, real_rows - 1))
+                warp_row = Int32(min(tile_row + warp_row_lane, real_rows - 1))
                 token, first = find_row(
                     cu_seqlens, cu_seqlens_comp, segments, tokens,
                     row, warp_row, lanes_log2, window.ratio,
                 )  # fmt: skip
-                own = (wanted_row < real_rows) & (wanted_column < head_dim)
+                own = tile_row + row_lane < real_rows
                 previous = own & (first == 0)
                 grad_word = window.load_word(grad_out + (Int64(row) * grad_out_stride + column))
                 kv_words = window.load(kv, kv_stride, token, first, head_dim, column)
                 score_words = window.load(score, score_stride, token, first, head_dim, column)
-                scores = window.scores(score_words, table.read(shared, lane), first)
-                values = window.values(kv_words, first)
+                kv_words, score_words, _ = erase_missing(window, first, kv_words, score_words)
+                scores = window.scores(score_words, table.read(shared, lane, first))
+                values = window.values(kv_words)
                 grads = ar.unpack_bf16(grad_word, window.columns)
                 to_kv, to_score = _differentiate_row(
                     window, scores, values, grads, first, own, previous, sums
                 )
-                window.store(
-                    grad_kv, grad_kv_stride, token, head_dim, column, own, previous, to_kv
-                )
+                window.store(grad_kv, grad_kv_stride, token, head_dim, column, own, previous, to_kv)
                 window.store(
                     grad_score, grad_score_stride, token, head_dim, column, own, previous, to_score
                 )
-                tile_row = tile_row + Uint32(groups) * Uint32(row_lanes)
+                tile_row = tile_row + Uint32(groups) * row_lanes
             if workspace.toint() != 0:
                 arch.sync_threads()
                 table.write(shared, thread, window.rows(sums))
@@ -129,19 +133,20 @@ def _differentiate_row(
     own: Boolean,
     previous: Boolean,
     sums: cute.Tensor,
-):
+) -> tuple[list, list]:
     """(gradients of kv, gradients of score) as [position][pair of columns] words of bf16.
 
     Adds the latter, unrounded, to `sums` where the position exists. Columns go two at a time and
     are rounded at once, so that few fp32 gradients are alive together.
     """
-    to_kv = [[] for _ in range(window.positions)]
-    to_score = [[] for _ in range(window.positions)]
+    to_kv: list[list] = [[] for _ in range(window.positions)]
+    to_score: list[list] = [[] for _ in range(window.positions)]
     for start in range(0, window.columns, 2):
         columns = range(start, min(start + 2, window.columns))
+        by_column = [[row[v] for row in scores] for v in columns]
         pair = [
-            _differentiate(window, [s[v] for s in scores], [x[v] for x in values], grads[v], first)
-            for v in columns
+            _differentiate(p, [row[v] for row in values], grads[v])
+            for v, p in zip(columns, _softmax(window, by_column, first), strict=True)
         ]
         for k in range(window.positions):
             to_kv[k].append(ar.round_to_bf16([of_kv[k] for of_kv, _ in pair]))
@@ -152,26 +157,8 @@ def _differentiate_row(
     return to_kv, to_score
 
 
-def _differentiate(window: Window, scores: list, values: list, grad: Float32, first: Int32):
+def _differentiate(probabilities: list, values: list, grad: Float32) -> tuple[list, list]:
     """One column: (gradients of kv, gradients of score), fp32, one per position."""
-    highest = Float32(ar.LOWEST)
-    for s in scores:
-        highest = arch.fmax(highest, s)
-    exponents = [s - highest for s in scores]
-    weights = [ar.exp(x) for x in exponents]
-    total = weights[0]
-    for e in weights[1:]:
-        total = total + e
-    own = len(scores) - window.ratio
-    least = exponents[own]
-    for x in exponents[own + 1 :]:
-        least = arch.fmin(least, x)
-    if cutlass.const_expr(own > 0):
-        earlier = exponents[0]
-        for x in exponents[1:own]:
-            earlier = arch.fmin(earlier, x)
-        least = arch.fmin(least, ar.select(first != 0, Float32(0.0), earlier))
-    probabilities = _quotients(weights, total, least)
     upstream = [ar.mul_rn(grad, value) for value in values]
     terms = [ar.mul_rn(u, p) for u, p in zip(upstream, probabilities, strict=True)]
     dot = terms[0]
@@ -182,25 +169,57 @@ def _differentiate(window: Window, scores: list, values: list, grad: Float32, fi
     return to_kv, to_score
 
 
+def _softmax(window: Window, scores: list, first: Int32) -> list[list[Float32]]:
+    """R's probabilities, [column][position], of scores in that order."""
+    own = window.positions - window.ratio
+    weights, totals, least = [], [], Float32(0.0)
+    for column in scores:
+        highest = Float32(ar.LOWEST)
+        for s in column:
+            highest = arch.fmax(highest, s)
+        exponents = [s - highest for s in column]
+        weights.append([ar.exp(x) for x in exponents])
+        total = weights[-1][0]
+        for e in weights[-1][1:]:
+            total = total + e
+        totals.append(total)
+        for x in exponents[own:]:
+            least = arch.fmin(least, x)
+        if own > 0:
+            previous = exponents[0]
+            for x in exponents[1:own]:
+                previous = arch.fmin(previous, x)
+            least = arch.fmin(least, ar.select(first != 0, Float32(0.0), previous))
+    return _quotients(weights, totals, least)
+
+
 @cute.jit
-def _quotients(weights: list, total: Float32, least: Float32) -> list:
-    """IEEE quotients weight / total, for total 0, NaN or in [1, 2**24].
+def _quotients(weights: list, totals: list, least: Float32) -> list:
+    """IEEE quotients weight / total, per column, for totals 0, NaN or in [1, 2**24].
+
+    least: of all exponents that the weights come from.
 
     By the correctly rounded reciprocal and one correction (Markstein), which is exact unless a
     weight is so small that the correction's remainder underflows. Then by the reciprocal in fp64:
     its relative error stays under 2**-51, and a quotient of two fp32 comes no closer than 2**-50
     to a value halfway between two fp32, subnormals included.
     """
-    guess = ar.rcp_approx(total)
-    reciprocal = ar.fma_rn(ar.fma_rn(-total, guess, Float32(1.0)), guess, guess)
-    quotients = cute.make_rmem_tensor((len(weights),), Float32)
-    for k in cutlass.range_constexpr(len(weights)):
-        near = ar.mul_rn(weights[k], reciprocal)
-        rest = ar.fma_rn(-near, total, weights[k])
-        quotients[k] = ar.fma_rn(rest, reciprocal, near)
+    positions = len(weights[0])
+    guesses = [ar.rcp_approx(total) for total in totals]
+    reciprocals = [
+        ar.fma_rn(ar.fma_rn(-total, guess, Float32(1.0)), guess, guess)
+        for total, guess in zip(totals, guesses, strict=True)
+    ]
+    quotients = cute.make_rmem_tensor((len(weights), positions), Float32)
+    for v in cutlass.range_constexpr(len(weights)):
+        for k in cutlass.range_constexpr(positions):
+            near = ar.mul_rn(weights[v][k], reciprocals[v])
+            rest = ar.fma_rn(-near, totals[v], weights[v][k])
+            quotients[v, k] = ar.fma_rn(rest, reciprocals[v], near)
     if least < LEAST_EXPONENT:
-        error = Float64(ar.fma_rn(-reciprocal, total, Float32(1.0)))
-        exact = Float64(reciprocal) * (error * error + error) + Float64(reciprocal)
-        for k in cutlass.range_constexpr(len(weights)):
-            quotients[k] = Float32(Float64(weights[k]) * exact)
-    return [quotients[k] for k in range(len(weights))]
+        for v in cutlass.range_constexpr(len(weights)):
+            error = Float64(ar.fma_rn(-reciprocals[v], totals[v], Float32(1.0)))
+            exact = Float64(reciprocals[v]) * (error * error + error) + Float64(reciprocals[v])
+            for k in cutlass.range_constexpr(positions):
+                quotients[v, k] = Float32(Float64(weights[v][k]) * exact)
+    return [[quotients[v, k] for k in range(positions)] for v in range(len(weights))]

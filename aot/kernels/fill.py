@@ -31,7 +31,7 @@ def zero_unconsumed(
     segments: Int32,
     rows: Int32,
     head_dim: Int32,
-):
+) -> None:
     """Block `block` of `blocks` does its share of all tokens."""
     thread, _, _ = arch.thread_idx()
     lane = arch.lane_idx()

@@ -5,19 +5,25 @@ All loads of the window are issued before the first use, at addresses that are v
 thread, so no branch stands between the prefix search and the arithmetic.
 """
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
 from aot.kernels.launchable import launchable
 from aot.kernels.segments import WARP, find_row
-from aot.kernels.window import Window
+from aot.kernels.window import Window, erase_missing
 from aot.variants import Variant
 
+# What makes a sum of cheap exponentials times values exact enough; see `_pool`.
+TRUSTED = 2.0**-13
+NEAR = -8.0
 
-def entry(variant: Variant):
+
+def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     """(kernel, host function, sample arguments) of a forward variant, for the compiler."""
     window = Window(variant.ratio, variant.coff, variant.columns)
     threads = variant.threads
@@ -38,7 +44,7 @@ def entry(variant: Variant):
         rows: Int32,
         head_dim: Int32,
         lanes_log2: Int32,
-    ):
+    ) -> None:
         thread, _, _ = arch.thread_idx()
         row_tile, column_tile, _ = arch.block_idx()
         lane = thread & ((Int32(1) << lanes_log2) - 1)
@@ -63,33 +69,85 @@ def entry(variant: Variant):
 
         kv_words = window.load(kv, kv_stride, token, first, head_dim, column)
         score_words = window.load(score, score_stride, token, first, head_dim, column)
-        scores = window.scores(score_words, bias, first)
-        values = window.values(kv_words, first)
-        pooled = []
-        for v in cutlass.range_constexpr(window.columns):
-            pooled.append(_pool([s[v] for s in scores], [x[v] for x in values]))
-        words = [
-            ar.round_to_bf16(pooled[v : v + 2]) for v in range(0, window.columns, 2)
-        ]
+        kv_words, score_words, bias = erase_missing(window, first, kv_words, score_words, bias)
+        scores = window.scores(score_words, bias)
+        values = window.values(kv_words)
+        largest = ar.largest_magnitudes(kv_words, window.columns)
+        by_column = [list(column) for column in zip(*scores, strict=True)]
+        pooled = _pool(by_column, [list(column) for column in zip(*values, strict=True)], largest)
+        words = [ar.round_to_bf16(pooled[v : v + 2]) for v in range(0, window.columns, 2)]
         if active:
             arch.store(out + (Int64(row) * out_stride + column), ar.join(words))
 
     return launchable(forward, variant)
 
 
-def _pool(scores: list[Float32], values: list[Float32]) -> Float32:
-    """One column: sum(e * value) / sum(e) with e = exp(score - max score).
+@cute.jit
+def _pool(scores: list, values: list, largest: list) -> list:
+    """Per column sum(e * value) / sum(e) with e = exp(score - max score).
 
-    Every e is divided by the window's length, so that no partial sum exceeds the largest value:
-    the result is finite wherever R's is.
+    scores, values: [column][position]; largest: max |value| of each column.
+
+    The cheap exponential of x is off by 2**-24 |x| of itself beyond 2**-22. Since e**x |x| < 0.37,
+    that adds up to less than 2**-21 * largest on sum(e * value): it hides in the rounding of any
+    sum above TRUSTED * largest. It also does where every x is at least NEAR, whatever cancels.
+    The few other columns, and those that overflow, are done again with the full-precision
+    exponential, and with weights divided by the window's length, so that no partial sum exceeds
+    the largest value.
     """
+    columns = range(len(scores))
+    shifted = [_below_maximum(scores[v]) for v in columns]
+    sums = [_sums([ar.exp_approx(x) for x in shifted[v]], values[v]) for v in columns]
+    sizes = [_magnitude(pooled) for pooled, _ in sums]
+    finite = [size < Float32(float("inf")) for size in sizes]
+    done = [
+        (size >= most * Float32(TRUSTED)) & fits
+        for size, most, fits in zip(sizes, largest, finite, strict=True)
+    ]
+    results = cute.make_rmem_tensor((len(scores),), Float32)
+    for v in cutlass.range_constexpr(len(scores)):
+        results[v] = sums[v][0] * ar.rcp_approx(sums[v][1])
+    if not _all(done):
+        near = [(_least(shifted[v]) >= Float32(NEAR)) & finite[v] for v in columns]
+        settled = [done[v] | near[v] for v in columns]
+        if not _all(settled):
+            log2_positions = len(scores[0]).bit_length() - 1
+            for v in cutlass.range_constexpr(len(scores)):
+                weights = [ar.exp_over(x, log2_positions) for x in shifted[v]]
+                pooled, total = _sums(weights, values[v])
+                results[v] = ar.select(settled[v], results[v], pooled * ar.rcp_approx(total))
+    return [results[v] for v in range(len(scores))]
+
+
+def _below_maximum(scores: list[Float32]) -> list[Float32]:
     highest = Float32(ar.LOWEST)
     for s in scores:
         highest = arch.fmax(highest, s)
-    log2_positions = len(scores).bit_length() - 1
-    weights = [ar.exp_over(s - highest, log2_positions) for s in scores]
-    total, pooled = weights[0], ar.mul_rn(weights[0], values[0])
+    return [s - highest for s in scores]
+
+
+def _sums(weights: list[Float32], values: list[Float32]) -> tuple[Float32, Float32]:
+    """(sum of weight * value, sum of weights), in order."""
+    pooled, total = ar.mul_rn(weights[0], values[0]), weights[0]
     for e, value in zip(weights[1:], values[1:], strict=True):
-        total = total + e
         pooled = ar.fma_rn(e, value, pooled)
-    return pooled * ar.rcp_approx(total)
+        total = total + e
+    return pooled, total
+
+
+def _magnitude(x: Float32) -> Float32:
+    return (x.bitcast(Uint32) & Uint32(0x7FFFFFFF)).bitcast(Float32)
+
+
+def _least(values: list[Float32]) -> Float32:
+    least = values[0]
+    for value in values[1:]:
+        least = arch.fmin(least, value)
+    return least
+
+
+def _all(conditions: list[Boolean]) -> Boolean:
+    every = conditions[0]
+    for condition in conditions[1:]:
+        every = every & condition
+    return every

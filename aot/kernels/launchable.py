@@ -25,12 +25,11 @@ _POINTEE = {
 
 def launchable(kernel: Any, variant: Variant) -> tuple[Any, Any, list[Any]]:
     """(kernel, host function, sample arguments) to hand to `cute.compile`."""
-
     # A carveout is named because the compiler asks a GPU for one otherwise; it stays on the host.
     bounds = {"min_blocks_per_mp": variant.min_blocks, "preferred_smem_carveout": 0}
 
     @cute.jit
-    def host(*arguments):
+    def host(*arguments: Any) -> None:
         kernel(*arguments).launch(grid=(1, 1, 1), block=(variant.threads, 1, 1), **bounds)
 
     return kernel, host, [_sample(name) for name in OPERATION_PARAMETERS[variant.operation]]

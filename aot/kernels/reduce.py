@@ -5,6 +5,8 @@ A block owns 32 columns. Its warps take every WARPS-th plane each, then the warp
 ascending order.
 """
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
@@ -16,7 +18,8 @@ from aot.variants import Variant
 
 IN_FLIGHT = 8  # planes a thread loads before it adds the first
 
-def entry(variant: Variant):
+
+def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     """(kernel, host function, sample arguments) of the reduction, for the compiler."""
     warps = variant.threads // WARP
 
@@ -27,7 +30,7 @@ def entry(variant: Variant):
         plane_elements: Int64,
         groups: Int32,
         accumulate: Int32,
-    ):
+    ) -> None:
         thread, _, _ = arch.thread_idx()
         block, _, _ = arch.block_idx()
         lane, warp = thread % WARP, thread // WARP

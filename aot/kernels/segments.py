@@ -69,7 +69,7 @@ def find_row(
     warp_row: Int32,
     lanes_log2: Int32,
     ratio: cutlass.Constexpr,
-):
+) -> tuple[Int32, Int32]:
     """Where a row's block starts: (first token, nonzero if it is its segment's first block).
 
     row: this lane's row; warp_row: the least row of its warp, the same one if lanes_log2 >= 5.

@@ -23,26 +23,36 @@ class Table:
     window: Window
     threads: int
 
+    @property
+    def entries(self) -> int:
+        """Number of entries, the zeros behind them left out."""
+        return self.window.positions * self.threads
+
     def allocate(self) -> cute.Pointer:
-        """Static shared memory for the table."""
-        floats = self.window.positions * self.threads * self.window.columns
-        return arch.alloc_smem(Float32, floats, alignment=16)
+        """Static shared memory for the table and one more entry, which holds zeros."""
+        return arch.alloc_smem(Float32, (self.entries + 1) * self.window.columns, alignment=16)
 
     def write(self, base: cute.Pointer, thread: Int32, values: list[list[Float32]]) -> None:
         """Sets a thread's entries, [position][column]."""
         for k, row in enumerate(values):
-            ar.store_f32(self._entry(base, k, thread), row)
+            ar.store_f32(self._at(base, thread + k * self.threads), row)
 
-    def read(self, base: cute.Pointer, thread: Int32) -> list[list[Float32]]:
-        """A thread's entries, [position][column]."""
-        columns = self.window.columns
-        return [
-            ar.load_f32(self._entry(base, k, thread), columns)
-            for k in range(self.window.positions)
-        ]
+    def write_zeros(self, base: cute.Pointer) -> None:
+        """Sets the entry that `read` takes where no position exists."""
+        ar.store_f32(self._at(base, Int32(self.entries)), [Float32(0.0)] * self.window.columns)
 
-    def _entry(self, base: cute.Pointer, position: int, thread: Int32) -> cute.Pointer:
-        return base + (thread + position * self.threads) * self.window.columns
+    def read(self, base: cute.Pointer, thread: Int32, first: Int32) -> list[list[Float32]]:
+        """A thread's entries, [position][column]; a first block's previous half reads zeros."""
+        rows = []
+        for k in range(self.window.positions):
+            index = thread + k * self.threads
+            if self.window.previous(k):
+                index = ar.select(first != 0, Int32(self.entries), index)
+            rows.append(ar.load_f32(self._at(base, index), self.window.columns))
+        return rows
+
+    def _at(self, base: cute.Pointer, index: Int32) -> cute.Pointer:
+        return base + index * self.window.columns
 
 
 @cute.jit
@@ -53,7 +63,7 @@ def fold_into_plane(
     column_tile: Int32,
     lanes_log2: Int32,
     head_dim: Int32,
-):
+) -> None:
     """Adds the row lanes' sums in ascending order and writes this block's columns of the plane.
 
     plane: (ratio, width) fp32, contiguous. Call it behind a barrier, from every thread.

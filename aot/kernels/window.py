@@ -4,11 +4,12 @@
 Positions come in halves of `ratio`: with coff 2 the previous block's tokens with columns
 [0, head_dim), then the block's own tokens with columns [head_dim, 2 * head_dim); with coff 1 the
 own tokens alone. The previous half of a segment's first block does not exist. Loads for it go to
-the own half instead, whose bytes are read anyway, and the values are replaced afterwards: no
-branch, no extra traffic.
+the own half instead, whose bytes are read anyway, and are replaced once they are here: no branch
+before the loads, no extra traffic.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -63,7 +64,7 @@ class Window:
             words.append(self.load_word(address))
         return words
 
-    def load_word(self, address: cute.Pointer):
+    def load_word(self, address: cute.Pointer) -> Any:
         """One word of `columns` elements.
 
         Relaxed, because the assembler sinks plain loads towards their uses and then waits for each
@@ -93,7 +94,6 @@ class Window:
     def load_ape(self, ape: cute.Pointer, head_dim: Int32, column: Int32) -> list:
         """The window's APE, [position][column] fp32; zeros without an APE."""
         table = cute.make_rmem_tensor((self.positions, self.columns), Float32)
-        table.fill(0.0)
         _fill_ape(self, table, ape, head_dim, column)
         return self.rows(table)
 
@@ -101,37 +101,28 @@ class Window:
         """A (positions, columns) register tensor as [position][column]."""
         return [[tensor[k, v] for v in range(self.columns)] for k in range(self.positions)]
 
-    def scores(self, words: list, bias: list, first: Int32) -> list:
-        """score + ape per position and column; -inf where the position does not exist.
+    def scores(self, words: list, bias: list) -> list[list[Float32]]:
+        """Score + ape, [position][column].
 
         bias: the window's APE, [position][column].
         """
-        rows = []
-        for position, word in enumerate(words):
-            sums = []
-            for v, score in enumerate(ar.unpack_bf16(word, self.columns)):
-                total = score + bias[position][v]
-                if cutlass.const_expr(self.previous(position)):
-                    total = ar.select(first != 0, Float32(ar.NEGATIVE_INFINITY), total)
-                sums.append(total)
-            rows.append(sums)
-        return rows
+        return [
+            [score + b for score, b in zip(ar.unpack_bf16(word, self.columns), row, strict=True)]
+            for word, row in zip(words, bias, strict=True)
+        ]
 
-    def values(self, words: list, first: Int32) -> list[list[Float32]]:
-        """kv per position and column; 0 where the position does not exist."""
-        rows = []
-        for position, word in enumerate(words):
-            if cutlass.const_expr(self.previous(position)):
-                word = ar.select(first != 0, ar.WORD[self.columns](0), word)
-            rows.append(ar.unpack_bf16(word, self.columns))
-        return rows
+    def values(self, words: list) -> list[list[Float32]]:
+        """The kv, [position][column]."""
+        return [ar.unpack_bf16(word, self.columns) for word in words]
 
 
 @cute.jit
 def _fill_ape(
     window: cutlass.Constexpr, table: cute.Tensor, ape: cute.Pointer, head_dim: Int32, column: Int32
-):
-    if ape.toint() != 0:
+) -> None:
+    if ape.toint() == 0:
+        table.fill(0.0)
+    else:
         width = Int64(head_dim) * window.coff
         for position in cutlass.range_constexpr(window.positions):
             row = ape + (position % window.ratio) * width
@@ -141,7 +132,50 @@ def _fill_ape(
 
 
 @cute.jit
-def _store_rows(exists: Boolean, base: cute.Pointer, stride: Int64, words: list):
+def _store_rows(exists: Boolean, base: cute.Pointer, stride: Int64, words: list) -> None:
     if exists:
         for k in cutlass.range_constexpr(len(words)):
             arch.store(base + k * stride, words[k])
+
+
+def erase_missing(
+    window: Window, first: Int32, kv_words: list, score_words: list, bias: list | None = None
+) -> tuple:
+    """(kv words, score words, bias) with value 0, score -inf and APE 0 where no position exists.
+
+    bias may be left out where what it holds is known to be 0 there.
+    """
+    if window.coff == 1:
+        return kv_words, score_words, bias
+    half, columns = window.ratio, window.columns
+    word = ar.WORD[columns]
+    lowest = word(ar.NEGATIVE_INFINITY_BF16X4 >> (64 - 16 * columns))
+    flat = [] if bias is None else [b for row in bias[:half] for b in row]
+    groups = _replace(
+        first,
+        [kv_words[:half], score_words[:half], flat],
+        [word(0), lowest, Float32(0.0)],
+    )
+    if bias is not None:
+        rows = [groups[2][k * columns : (k + 1) * columns] for k in range(half)]
+        bias = rows + bias[half:]
+    return groups[0] + kv_words[half:], groups[1] + score_words[half:], bias
+
+
+@cute.jit
+def _replace(condition: Int32, groups: list, replacements: list) -> list:
+    """Every register of groups[i] becomes replacements[i] where the condition is not zero.
+
+    A branch, because it is rarely taken and selects would cost an instruction a register.
+    """
+    stores = []
+    for group, replacement in zip(groups, replacements, strict=True):
+        store = cute.make_rmem_tensor((max(len(group), 1),), type(replacement))
+        for k, value in enumerate(group):
+            store[k] = value
+        stores.append(store)
+    if condition != 0:
+        for i in cutlass.range_constexpr(len(groups)):
+            for k in cutlass.range_constexpr(len(groups[i])):
+                stores[i][k] = replacements[i]
+    return [[stores[i][k] for k in range(len(group))] for i, group in enumerate(groups)]
