@@ -94,6 +94,14 @@ static int check_header(const char *source, const struct csa_header *h, size_t b
   return CSA_OK;
 }
 
+static const char *add_family(struct csa_bundle *bundle, const struct csa_variant *v) {
+  if (csa_bundle_family(bundle, v->operation, v->ratio, v->coff, v->dtype) >= 0) return NULL;
+  if (bundle->family_count == CSA_MAX_FAMILIES) return "too many families";
+  bundle->families[bundle->family_count++] =
+      (struct csa_family){v->operation, v->ratio, v->coff, v->dtype};
+  return NULL;
+}
+
 int csa_bundle_parse(const char *source, const uint8_t *data, size_t bytes,
                      struct csa_bundle *bundle) {
   const struct csa_header *h = (const struct csa_header *)(const void *)data;
@@ -124,7 +132,8 @@ int csa_bundle_parse(const char *source, const uint8_t *data, size_t bytes,
 
   const char *why;
   for (int32_t i = 0; i < bundle->variant_count; i++)
-    if ((why = bad_variant(&bundle->variants[i])) != NULL)
+    if ((why = bad_variant(&bundle->variants[i])) != NULL ||
+        (why = add_family(bundle, &bundle->variants[i])) != NULL)
       return damaged(source, "variant", i, why);
   for (int32_t i = 0; i < bundle->schedule_count; i++)
     if ((why = bad_schedule(bundle, &bundle->schedules[i])) != NULL)

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CSA_BUNDLE_SCHEMA = 1, CSA_MAX_PARAMETERS = 32 };
+enum { CSA_BUNDLE_SCHEMA = 1, CSA_MAX_PARAMETERS = 32, CSA_MAX_FAMILIES = 128 };
 enum csa_operation { CSA_FORWARD = 1, CSA_BACKWARD = 2, CSA_REDUCE = 3 };
 
 /* Kernel parameters. The numbers are part of the format: append, never renumber. */
@@ -93,6 +93,11 @@ struct csa_image_state {
   atomic_uint_fast64_t launches;
 };
 
+/* The variants among which alignment, size and device choose. */
+struct csa_family {
+  int32_t operation, ratio, coff, dtype;
+};
+
 struct csa_bundle {
   const char *source; /* "embedded", or the path it was read from */
   const uint8_t *data;
@@ -101,7 +106,8 @@ struct csa_bundle {
   const struct csa_schedule *schedules;
   const struct csa_image *images;
   struct csa_image_state *states; /* one for each image */
-  int32_t variant_count, schedule_count, image_count;
+  int32_t variant_count, schedule_count, image_count, family_count;
+  struct csa_family families[CSA_MAX_FAMILIES];
 };
 
 /* Check `bytes` of `data` (8-byte aligned) and fill in all of `bundle` but `states`. Every offset,
@@ -121,6 +127,17 @@ void csa_bundle_after_fork(void);
 
 /* Distinct architectures of the bundle's images as "sm_80, sm_90", into `text`. */
 const char *csa_bundle_architectures(const struct csa_bundle *bundle, char *text, size_t bytes);
+
+/* Index of a family, or -1. */
+static inline int32_t csa_bundle_family(const struct csa_bundle *bundle, int32_t operation,
+                                        int32_t ratio, int32_t coff, int32_t dtype) {
+  for (int32_t i = 0; i < bundle->family_count; i++) {
+    const struct csa_family *f = &bundle->families[i];
+    if (f->operation == operation && f->ratio == ratio && f->coff == coff && f->dtype == dtype)
+      return i;
+  }
+  return -1;
+}
 
 /* Index of a variant by name, or -1. */
 int32_t csa_bundle_variant(const struct csa_bundle *bundle, const char *name);

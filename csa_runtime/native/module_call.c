@@ -59,16 +59,32 @@ int csa_keywords_init(void) {
   return 0;
 }
 
-/* A call site's names are interned and mostly in our order, so the search starts where the last
- * one ended and compares pointers; text is compared only where that fails. */
-static int find(PyObject *name, int count, int start) {
-  for (int i = start; i < count; i++)
-    if (interned[i] == name) return i;
-  for (int i = 0; i < start; i++)
+static int find(PyObject *name, int count) {
+  for (int i = 0; i < count; i++)
     if (interned[i] == name) return i;
   for (int i = 0; i < count; i++)
     if (PyUnicode_Compare(interned[i], name) == 0) return i;
   return -1;
+}
+
+/* The field that the i-th keyword of the latest call meant: nearly always this call's too, since a
+ * call site passes the same keywords in the same order. The interpreter's lock guards it. */
+static uint8_t latest[FIELD_COUNT];
+
+/* The field of keyword `i`, or NULL with an exception. */
+static const struct field *field_of(const char *function, PyObject *name, Py_ssize_t i,
+                                    int explaining) {
+  if (i < FIELD_COUNT && interned[latest[i]] == name &&
+      (explaining || latest[i] < LAUNCH_FIELD_COUNT))
+    return &FIELDS[latest[i]];
+  int index = find(name, explaining ? FIELD_COUNT : LAUNCH_FIELD_COUNT);
+  if (index >= 0) {
+    if (i < FIELD_COUNT) latest[i] = (uint8_t)index;
+    return &FIELDS[index];
+  }
+  if (!PyErr_Occurred())
+    PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument %R", function, name);
+  return NULL;
 }
 
 /* Out of range is a malformed argument: ValueError, not OverflowError. */
@@ -166,6 +182,23 @@ static int assign(const struct field *field, PyObject *value, struct csa_call *c
   return 0;
 }
 
+/* The usual case, a positive integer that fits, without the checks of `assign`; 0 if it is not. */
+static inline int assign_plain(const struct field *field, PyObject *value, struct csa_call *call) {
+  if (field->kind > INT32 || value == Py_None) return 0;
+  long long number = PyLong_AsLongLong(value);
+  if (number <= 0) {
+    if (number == -1) PyErr_Clear();
+    return number == 0; /* as it is already */
+  }
+  if (field->kind == INT32 && number > INT32_MAX) return 0;
+  char *at = (char *)&call->args + field->offset;
+  if (field->kind == INT32)
+    memcpy(at, &(int32_t){(int32_t)number}, 4);
+  else
+    memcpy(at, &(int64_t){number}, 8);
+  return 1;
+}
+
 int csa_parse_call(const char *function, PyObject *const *values, Py_ssize_t positional,
                    PyObject *names, int explaining, struct csa_call *call) {
   memset(call, 0, sizeof *call);
@@ -178,17 +211,11 @@ int csa_parse_call(const char *function, PyObject *const *values, Py_ssize_t pos
     return -1;
   }
   Py_ssize_t count = names != NULL ? PyTuple_Size(names) : 0;
-  int known = explaining ? FIELD_COUNT : LAUNCH_FIELD_COUNT, next = 0;
   for (Py_ssize_t i = 0; i < count; i++) {
-    PyObject *name = PyTuple_GetItem(names, i);
-    int index = find(name, known, next);
-    if (index < 0) {
-      if (!PyErr_Occurred())
-        PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument %R", function, name);
-      return -1;
-    }
-    next = index + 1 < known ? index + 1 : 0;
-    if (assign(&FIELDS[index], values[positional + i], call) < 0) return -1;
+    const struct field *field = field_of(function, PyTuple_GetItem(names, i), i, explaining);
+    if (field == NULL) return -1;
+    PyObject *value = values[positional + i];
+    if (!assign_plain(field, value, call) && assign(field, value, call) < 0) return -1;
   }
   return 0;
 }

@@ -70,7 +70,7 @@ struct layout {
 
 static struct layout lay_out(const struct csa_variant *v, const struct csa_schedule *s,
                              const csa_args *a) {
-  int64_t column_threads = ceil_div(a->head_dim, v->columns);
+  int64_t column_threads = (a->head_dim + v->columns - 1) >> log2_of(v->columns);
   int threads_log2 = log2_of(v->threads);
   struct layout l = {.lanes_log2 = (int32_t)least(s->lanes_log2, ceil_log2(column_threads))};
   for (;; l.lanes_log2++) {
@@ -79,6 +79,7 @@ static struct layout lay_out(const struct csa_variant *v, const struct csa_sched
   }
   int row_lanes_log2 = threads_log2 - l.lanes_log2;
   l.row_blocks = (a->rows + ((int64_t)1 << row_lanes_log2) - 1) >> row_lanes_log2;
+  if (s->ctas == 0) return l; /* forward: one pass */
   l.groups = least(ceil_div(s->ctas, l.column_tiles), l.row_blocks);
   l.fill_ctas = least(s->fill_ctas, (a->tokens + v->threads - 1) >> threads_log2);
   return l;
@@ -227,7 +228,8 @@ static int force(const struct csa_bundle *bundle, const struct csa_target *targe
                     target->shared_limit);
   struct csa_schedule schedule = {
       .lanes_log2 = FORCED_LANES_LOG2, .ctas = FORCED_CTAS, .fill_ctas = FORCED_FILL_CTAS};
-  for (int32_t i = target->end_row - 1; i >= target->first_row; i--)
+  int32_t family = csa_bundle_family(bundle, (int32_t)operation, a->ratio, a->coff, a->dtype);
+  for (int32_t i = target->end_row[family] - 1; i >= target->first_row[family]; i--)
     if (bundle->schedules[i].variant == variant && bundle->schedules[i].arch == target->arch)
       schedule = bundle->schedules[i];
   build(bundle, target, operation, a, variant, &schedule, plan);
@@ -243,10 +245,11 @@ int csa_plan_make(const struct csa_bundle *bundle, const struct csa_target *targ
                     bundle->source, target->arch);
   if (variant != NULL) return force(bundle, target, operation, a, variant, &alignment, plan);
   int64_t element = csa_element_bytes(a->dtype), elements = a->rows * a->head_dim;
-  for (int32_t i = target->first_row; i < target->end_row; i++) {
+  int32_t family = csa_bundle_family(bundle, (int32_t)operation, a->ratio, a->coff, a->dtype);
+  for (int32_t i = target->first_row[family]; i < target->end_row[family]; i++) {
     const struct csa_schedule *s = &bundle->schedules[i];
-    if (s->operation != (int32_t)operation || s->ratio != a->ratio || s->coff != a->coff ||
-        s->dtype != a->dtype || s->arch != target->arch || target->images[s->variant] < 0)
+    if (!of_family(&bundle->variants[s->variant], operation, a) || s->arch != target->arch ||
+        target->images[s->variant] < 0)
       continue;
     if (s->max_elements >= 0 && elements > s->max_elements) continue;
     if (!aligned(&alignment, bundle->variants[s->variant].columns, element)) continue;

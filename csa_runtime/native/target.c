@@ -48,8 +48,6 @@ int csa_target_init(const struct csa_bundle *bundle, const char *who, int32_t ca
   *target = (struct csa_target){.capability = capability,
                                 .arch = arch,
                                 .shared_limit = shared_limit,
-                                .first_row = bundle->schedule_count,
-                                .end_row = bundle->schedule_count,
                                 .reduce = -1,
                                 .images = images};
   for (int32_t i = 0; i < bundle->variant_count; i++) images[i] = -1;
@@ -58,9 +56,11 @@ int csa_target_init(const struct csa_bundle *bundle, const char *who, int32_t ca
   for (int32_t i = bundle->variant_count - 1; i >= 0; i--)
     if (bundle->variants[i].operation == CSA_REDUCE && images[i] >= 0) target->reduce = i;
   for (int32_t i = bundle->schedule_count - 1; i >= 0; i--) {
-    if (bundle->schedules[i].arch != arch) continue;
-    if (target->first_row == bundle->schedule_count) target->end_row = i + 1;
-    target->first_row = i;
+    const struct csa_schedule *row = &bundle->schedules[i];
+    if (row->arch != arch) continue;
+    int32_t f = csa_bundle_family(bundle, row->operation, row->ratio, row->coff, row->dtype);
+    if (target->end_row[f] == 0) target->end_row[f] = i + 1;
+    target->first_row[f] = i;
   }
   return CSA_OK;
 }

@@ -6,12 +6,13 @@
 #include "bundle.h"
 
 struct csa_target {
-  int32_t capability;         /* 10 * major + minor */
-  int32_t arch;               /* of the images it runs */
-  int32_t shared_limit;       /* bytes of shared memory that one block may opt into */
-  int32_t first_row, end_row; /* the schedules between which all of this arch lie */
-  int32_t reduce;             /* variant that sums the partial planes, or -1 */
-  int32_t *images;            /* index of each variant's image, or -1 */
+  int32_t capability;   /* 10 * major + minor */
+  int32_t arch;         /* of the images it runs */
+  int32_t shared_limit; /* bytes of shared memory that one block may opt into */
+  /* For each family: the schedules between which all of this arch lie. */
+  int32_t first_row[CSA_MAX_FAMILIES], end_row[CSA_MAX_FAMILIES];
+  int32_t reduce;  /* variant that sums the partial planes, or -1 */
+  int32_t *images; /* index of each variant's image, or -1 */
 };
 
 /* The images of the same major and the highest minor not above the device's. `who` starts the

@@ -45,18 +45,11 @@ static const char *families(const struct csa_bundle *bundle, enum csa_operation 
                             int32_t dtype, char *text, size_t bytes) {
   size_t used = 0;
   text[0] = 0;
-  for (int32_t i = 0; i < bundle->variant_count; i++) {
-    const struct csa_variant *v = &bundle->variants[i];
-    if (v->operation != (int32_t)operation || v->dtype != dtype) continue;
-    int seen = 0;
-    for (int32_t j = 0; j < i; j++) {
-      const struct csa_variant *w = &bundle->variants[j];
-      seen |= w->operation == v->operation && w->dtype == dtype && w->ratio == v->ratio &&
-              w->coff == v->coff;
-    }
-    if (seen || used >= bytes) continue;
+  for (int32_t i = 0; i < bundle->family_count && used < bytes; i++) {
+    const struct csa_family *f = &bundle->families[i];
+    if (f->operation != (int32_t)operation || f->dtype != dtype) continue;
     used += (size_t)snprintf(text + used, bytes - used, "%sratio %d coff %d", used ? ", " : "",
-                             v->ratio, v->coff);
+                             f->ratio, f->coff);
   }
   return text[0] != 0 ? text : "nothing of this dtype";
 }
@@ -65,12 +58,8 @@ static int validate_family(const struct csa_bundle *bundle, enum csa_operation o
                            const csa_args *a) {
   if (__builtin_expect(a->dtype < CSA_DTYPE_BF16 || a->dtype > CSA_DTYPE_FP32, 0))
     return csa_fail(CSA_ERROR_VALUE, "dtype is %d; pass 1 (bf16), 2 (fp16) or 3 (fp32)", a->dtype);
-  for (int32_t i = 0; i < bundle->variant_count; i++) {
-    const struct csa_variant *v = &bundle->variants[i];
-    if (v->operation == (int32_t)operation && v->ratio == a->ratio && v->coff == a->coff &&
-        v->dtype == a->dtype)
-      return CSA_OK;
-  }
+  if (csa_bundle_family(bundle, (int32_t)operation, a->ratio, a->coff, a->dtype) >= 0)
+    return CSA_OK;
   char text[512];
   return csa_fail(CSA_ERROR_VALUE,
                   "ratio %d, coff %d, dtype %d (%s): no %s variant; the bundle (%s) serves %s in "
