@@ -62,10 +62,13 @@ def _family(architecture: int, operation: str, ratio: int, coff: int) -> list[Sc
     }
     measured = (architecture, ratio, coff) == _MEASURED
     return [
-        Schedule(architecture, by_columns[columns], *shape, text if measured else "unmeasured")
-        for columns, *shape, text in _ROWS[operation]
+        Schedule(
+            architecture, by_columns[columns], limit, lanes_log2, ctas, fill_ctas,
+            evidence if measured else "unmeasured",
+        )
+        for columns, limit, lanes_log2, ctas, fill_ctas, evidence in _ROWS[operation]
         if columns in by_columns
-    ]
+    ]  # fmt: skip
 
 
 SCHEDULES: tuple[Schedule, ...] = tuple(
