@@ -73,9 +73,22 @@ def test_alignment_of_any_tensor_narrows_the_variant(operation: str) -> None:
 
 
 def test_stride_of_a_single_row_does_not_narrow_the_variant() -> None:
-    call = forward(tokens=4, rows=1, out_stride=129)
-    assert agree("forward", call)["variant"].endswith("_v4")
+    usual = agree("forward", forward(tokens=4, rows=1))["variant"]
+    assert not usual.endswith("_v1")
+    assert agree("forward", forward(tokens=4, rows=1, out_stride=129))["variant"] == usual
     assert agree("forward", forward(tokens=8, rows=2, out_stride=129))["variant"].endswith("_v1")
+
+
+@pytest.mark.parametrize("operation", CALLS)
+def test_a_schedule_serves_up_to_its_largest_problem(operation: str) -> None:
+    head_dim = 16
+    for row in TABLE["schedules"]:
+        if row["operation"] != operation or row["max_elements"] < 0:
+            continue
+        most = row["max_elements"] // head_dim
+        for rows in (most, most + 1):
+            call = CALLS[operation](row["ratio"], row["coff"], head_dim, 4 * rows, rows)
+            agree(operation, call, row["arch"])
 
 
 def test_no_rows_launch_nothing_forward_and_only_zeros_backward() -> None:
