@@ -6,15 +6,19 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from csa_runtime import checks, prefixes, streams
-from csa_runtime.arrays import Array, describe
+from csa_runtime.arrays import Array, describe, library_of
 from csa_runtime.libraries import Library, library
 
 
 class Call(NamedTuple):
-    """What both directions know before they look at results."""
+    """What both directions know before they look at results.
+
+    `exported` is the stream that DLPack exporters are told of.
+    """
 
     owner: Library
     stream: int
+    exported: int
     kv: Array
     score: Array
     ape: Array | None
@@ -44,17 +48,28 @@ def begin(
     ratio, coff = checks.window(ratio, coff)
     owner = library(kv)
     handle = owner.current_stream(kv) if stream is None else streams.handle_of(stream)
-    values = describe("kv", kv, handle)
-    scores = describe("score", score, handle)
-    bias = optional("ape", ape, handle)
-    starts = describe("cu_seqlens", cu_seqlens, handle)
-    sums = describe("cu_seqlens_comp", cu_seqlens_comp, handle)
+    raw = (kv, score, ape, cu_seqlens, cu_seqlens_comp)
+    exported = handle if stream is None else _exporters_stream(owner, raw, handle)
+    values = describe("kv", kv, exported)
+    scores = describe("score", score, exported)
+    bias = None if ape is None else describe("ape", ape, exported)
+    starts = describe("cu_seqlens", cu_seqlens, exported)
+    sums = describe("cu_seqlens_comp", cu_seqlens_comp, exported)
     head_dim = checks.inputs(values, scores, bias, starts, sums, ratio, coff)
-    call = Call(owner, handle, values, scores, bias, starts, sums, ratio, coff, head_dim)
+    call = Call(owner, handle, exported, values, scores, bias, starts, sums, ratio, coff, head_dim)
     if stream is None:
         for array in call.read:
             check_stream(array, handle)
     return call
+
+
+def _exporters_stream(owner: Library, raw: tuple[Any, ...], handle: int) -> int:
+    """The stream that DLPack exporters are told of.
+
+    Under a capture none (-1): waiting there for work outside it would spoil the capture.
+    """
+    strangers = any(array is not None and library_of(array) != "torch" for array in raw)
+    return -1 if strangers and owner.capturing(raw[0], handle) else handle
 
 
 def check_stream(array: Array | None, stream: int) -> None:

@@ -128,7 +128,9 @@ def aligned(array: Array) -> None:
 def contiguous(array: Array) -> bool:
     """Row-major without gaps; extents of 1 may have any stride."""
     shape, strides = array.shape, array.strides
-    if len(shape) == 2:  # without the loop: this runs several times in each call
+    if len(shape) == 1:  # without the loop: this runs several times in each call
+        return strides[0] == 1 or shape[0] <= 1
+    if len(shape) == 2:
         rows, columns = shape
         inner = strides[1] == 1 or columns == 1
         return (inner and (strides[0] == columns or rows == 1)) or 0 in shape

@@ -75,7 +75,7 @@ def export(array: Any, stream: int | None) -> View:
     Args:
         array: an object with `__dlpack__` and `__dlpack_device__`.
         stream: the CUDA stream (a handle, 0 the legacy default) that will use the memory; the
-            exporter makes it wait for what is pending. None for memory of the CPU.
+            exporter makes it wait for what is pending; -1: nothing waits. None on the CPU.
     """
     # The standard forbids 0 for CUDA as ambiguous, and numbers the legacy default stream 1.
     wanted = None if stream is None else (stream or 1)

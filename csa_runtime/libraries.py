@@ -100,6 +100,13 @@ class Torch(Library):
         kind = like.dtype if dtype is None else getattr(self.torch, dtype)
         memory = self.torch.empty(shape, dtype=kind, device=like.device)
         if stream != self.current_stream(like):
+            # Recorded on a capture that torch does not know of, the allocator's event would be
+            # part of the graph, and asking for its state an error for whoever allocates next.
+            if self.capturing(like, stream) and not self.graph_owns(memory):
+                raise ValueError(
+                    "memory for another stream under a capture cannot be taken from torch; pass "
+                    "workspace= and grads= (backward) or out= (forward)"
+                )
             memory.record_stream(self.torch.cuda.ExternalStream(stream, device=like.device))
         return memory
 

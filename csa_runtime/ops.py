@@ -65,7 +65,7 @@ def compressor_forward(
     rows = rows_of(call, kv, cu_seqlens_comp, total_comp, out)
     checks.enough_tokens(call.kv.shape[0], rows, call.ratio)
     shape = (rows, call.head_dim)
-    result = optional("out", out, call.stream)
+    result = optional("out", out, call.exported)
     if result is not None:
         checks.matrix(result, shape, call.kv.dtype, "total_comp and kv")
         checks.same_device(call.kv, (result,))
@@ -84,7 +84,7 @@ def compressor_forward(
         return made if out is None else out
     if result is None:
         out = call.owner.empty(kv, shape, None, call.stream)
-        result = describe("out", out, call.stream)
+        result = describe("out", out, call.exported)
     _native.launch_forward(**fields(call, rows), out=result.pointer, out_stride=row_stride(result))
     return out
 
@@ -128,7 +128,7 @@ def compressor_backward(
         RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
     """
     call = begin(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, stream)
-    incoming = describe("grad_out", grad_out, call.stream)
+    incoming = describe("grad_out", grad_out, call.exported)
     rows = incoming.shape[0] if incoming.shape else 0
     checks.matrix(incoming, (rows, call.head_dim), call.kv.dtype, "kv")
     checks.same_device(call.kv, (incoming,))
@@ -137,7 +137,7 @@ def compressor_backward(
     if stream is None:
         check_stream(incoming, call.stream)
     given = _given_gradients(call, grads, accumulate)
-    scratch = optional("workspace", workspace, call.stream)
+    scratch = optional("workspace", workspace, call.exported)
     if scratch is not None:
         _check_workspace(call, scratch)
     checks.outputs((*given, scratch), (*call.read, incoming))
@@ -177,9 +177,9 @@ def _given_gradients(
         raise ValueError(
             "grads lacks grad_kv or grad_score; None is allowed for grad_ape alone: pass both"
         )
-    grad_kv = describe("grad_kv", grads[0], call.stream)
-    grad_score = describe("grad_score", grads[1], call.stream)
-    grad_ape = optional("grad_ape", grads[2], call.stream)
+    grad_kv = describe("grad_kv", grads[0], call.exported)
+    grad_score = describe("grad_score", grads[1], call.exported)
+    grad_ape = optional("grad_ape", grads[2], call.exported)
     checks.matrix(grad_kv, call.kv.shape, call.kv.dtype, "kv")
     checks.matrix(grad_score, call.kv.shape, call.kv.dtype, "kv")
     if grad_ape is not None:
@@ -218,7 +218,7 @@ def _take_workspace(call: Call, kv: Any, rows: int) -> Array | None:
             "be replayed; pass workspace= of backward_workspace_bytes(...), kept with the graph, "
             "or capture with torch.cuda.graph"
         )
-    return describe("workspace", memory, call.stream)
+    return describe("workspace", memory, call.exported)
 
 
 def _launch_backward(

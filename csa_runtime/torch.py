@@ -7,6 +7,7 @@ CUDA (the launcher) and the CPU (the reference), shapes for tracing and a deriva
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -121,6 +122,26 @@ def _backward_shapes(
 _registry.register_fake("csa_runtime::compressor_forward", _forward_shape, lib=_library)
 _registry.register_fake("csa_runtime::compressor_backward", _backward_shapes, lib=_library)
 
+_jit: Any = torch.jit
+_DENSE = (Tensor, torch.nn.Parameter)
+_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_transforms: Any = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+
+
+def _plain(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether nothing but the kernels would see this call: then the dispatcher can be spared.
+
+    It costs as much as all the checks. Tracers, modes, transforms and tensor subclasses need it.
+    """
+    if torch.compiler.is_compiling() or _modes is None or _transforms is None:
+        return False
+    if _modes() or _transforms() is not None or _jit.is_tracing():
+        return False
+    if any(tensor is not None and type(tensor) not in _DENSE for tensor in tensors):
+        return False
+    return tensors[0] is not None and not tensors[0].is_meta
+
+
 _forward_op = torch.ops.csa_runtime.compressor_forward.default
 _backward_op = torch.ops.csa_runtime.compressor_backward.default
 
@@ -133,9 +154,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any = None) -> None:
 
 def _derivative(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     need_kv, need_score, need_ape = ctx.needs_input_grad[:3]
-    grad_kv, grad_score, grad_ape = _backward_op(
-        *ctx.saved_tensors, grad_out, ctx.ratio, ctx.coff, need_ape
-    )
+    tensors = (*ctx.saved_tensors, grad_out)
+    # With create_graph=True the operator records that it has no second derivative.
+    call: Any = _backward if not torch.is_grad_enabled() and _plain(tensors) else _backward_op
+    grad_kv, grad_score, grad_ape = call(*tensors, ctx.ratio, ctx.coff, need_ape)
     return (
         grad_kv if need_kv else None,
         grad_score if need_score else None,
@@ -163,7 +185,7 @@ class _Compressor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         _save(ctx, inputs)
-        result: Tensor = _forward_op(*inputs)
+        result: Tensor = (_forward if _plain(inputs[:5]) else _forward_op)(*inputs)
         return result
 
     @staticmethod
@@ -216,7 +238,8 @@ def compressor(
     wanted = torch.is_grad_enabled() and (
         kv.requires_grad or score.requires_grad or (ape is not None and ape.requires_grad)
     )
-    result: Tensor = _apply(*inputs) if wanted else _forward_op(*inputs)
+    call: Any = _apply if wanted else _forward if _plain(inputs[:5]) else _forward_op
+    result: Tensor = call(*inputs)
     return result
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import csa_runtime
@@ -205,6 +206,27 @@ def test_cupy_backward_takes_a_workspace(native: Recorder, cupy: SimpleNamespace
         ((TOKENS, WIDTH), "bf16"),
     ]
     assert native.launches[0][1]["workspace_bytes"] == 1792
+
+
+def test_exporters_never_wait_inside_a_capture(native: Recorder, cupy: SimpleNamespace) -> None:
+    """Waiting for work outside it would spoil the capture: the standard's -1."""
+    asked = []
+
+    class Exporting(CupyArray):
+        def __dlpack__(self, *, stream: int, **_: Any) -> Any:
+            asked.append(stream)
+            return np.zeros(self.shape, np.float32).__dlpack__()
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+    Exporting.__module__ = "cupy"
+    given = inputs(CupyArray) | {"score": Exporting((TOKENS, WIDTH), "<V2")}
+    for capturing, stream in ((False, None), (False, 5), (True, 5)):
+        cupy.capturing = capturing
+        with pytest.raises(ValueError, match="score is"):
+            csa_runtime.compressor_forward(**given, total_comp=ROWS, stream=stream)
+    assert asked == [321, 5, -1] and not native.launches
 
 
 def test_captures_outside_torch_need_capacity_and_workspace(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from csa_runtime import ops
 from csa_runtime.torch import compressor
@@ -223,6 +224,35 @@ def test_registration_passes_torchs_own_checks(ape: bool) -> None:
     torch.library.opcheck(forward, (*pack.inputs, 4, 2, pack.total_comp))
     plain = [t if t is None else t.detach() for t in pack.inputs]
     torch.library.opcheck(backward, (*plain, pack.grad_out, 4, 2, ape))
+
+
+def test_tracers_and_modes_see_the_operator() -> None:
+    """Plain calls spare the dispatcher; whatever watches it does not miss them."""
+    pack = make()
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, _: Any, arguments: Any = (), options: Any = None
+        ) -> Any:
+            seen.append(str(function))
+            return function(*arguments, **options or {})
+
+    with Watch():
+        out = run(pack)
+        torch.autograd.grad(out, leaves(pack), pack.grad_out)
+        with torch.no_grad():
+            run(pack)
+    ours = [name for name in seen if "csa_runtime" in name]
+    forward = "csa_runtime.compressor_forward.default"
+    assert ours == [forward, "csa_runtime.compressor_backward.default", forward]
+
+
+def test_meta_tensors_give_shapes() -> None:
+    """As every operator's do."""
+    pack = make().to("meta")
+    assert run(pack).shape == (pack.total_comp, 6)
+    assert run(pack).device.type == "meta"
 
 
 def test_operator_called_directly_is_differentiable() -> None:
