@@ -6,10 +6,10 @@ from subprocess import Popen
 
 import pytest
 import torch
-from support.packs import prefixes, random_pack
 
 import csa_runtime
 from gpu.processes import SCRIPTS, finish, start
+from support.packs import prefixes, random_pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.L1]
 

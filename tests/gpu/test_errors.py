@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.packs import Pack, random_pack
 
 import csa_runtime
 from csa_runtime import _native
 from gpu.buffers import POISON
+from support.packs import Pack, random_pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.L0]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.packs import random_pack
 
 import csa_runtime
+from support.packs import random_pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.L1]
 

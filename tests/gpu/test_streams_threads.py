@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.eager import eager
-from support.packs import random_pack
 
 import csa_runtime
 from gpu import harness, problems
 from gpu.buffers import DEVICE
 from gpu.processes import SCRIPTS, finish, start
+from support.eager import eager
+from support.packs import random_pack
 
 pytestmark = [pytest.mark.gpu]
 

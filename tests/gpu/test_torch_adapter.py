@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.eager import eager
-from support.packs import Pack, random_pack
 
 import csa_runtime
 from csa_runtime.torch import compressor
 from gpu import harness, tally
 from gpu.problems import CONFIGS
+from support.eager import eager
+from support.packs import Pack, random_pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.L0]
 

@@ -4,9 +4,9 @@
 import sys
 
 import torch
-from support.packs import prefixes, random_pack
 
 import csa_runtime
+from support.packs import prefixes, random_pack
 
 RATIO, COFF = 4, 2
 SEGMENTS = ([40, 7, 0, 30, 3], [5, 60, 4, 0, 11], [0, 0, 0, 0, 80], [1, 2, 3, 2, 1])
