@@ -39,7 +39,9 @@ def test_info_lists_every_variant_and_says_what_never_ran(
     assert "no libcuda.so.1 here" in text
     for variant in _native.bundle_info()["variants"]:
         row = next(line for line in text.splitlines() if line.startswith(variant["name"] + " "))
-        assert row.count("compiled only") == 4
+        assert row.split()[0] == variant["name"]
+        images = [i for i in _native.bundle_info()["images"] if i["variant"] == variant["name"]]
+        assert row.count("compiled only") == len(images) >= 1
     for arch in (80, 90, 100, 120):
         assert f"sm_{arch}" in text
 
@@ -133,7 +135,8 @@ def test_check_forces_every_variant_and_fails_on_wrong_results(
     assert main(["check"]) == (0 if spoil is None else 1)
     text = capsys.readouterr().out
     assert ("FAILED" in text) is (spoil is not None)
-    expected = {v["name"] for v in _native.bundle_info()["variants"] if v["operation"] != "reduce"}
+    images = {image["variant"] for image in _native.bundle_info()["images"] if image["arch"] == 90}
+    expected = {name for name in images if not name.startswith("csa_reduce")}
     assert set(pretend.forced) == expected
 
 

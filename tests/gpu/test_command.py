@@ -24,8 +24,10 @@ def test_check_runs_every_variant(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check"]) == 0
     arch = _native.driver_info()["devices"][0]["arch"]
     after = _native.launch_counts()
-    for variant in _native.bundle_info()["variants"]:
-        key = (variant["name"], arch)
+    for image in _native.bundle_info()["images"]:
+        if image["arch"] != arch:
+            continue
+        key = (image["variant"], arch)
         assert after.get(key, 0) > before.get(key, 0)
     assert capsys.readouterr().out.endswith("check passed\n")
 
