@@ -139,6 +139,8 @@ emit([forced, attempt(csa_runtime.load), [*_native.launch_counts()][0][0]])
     names = [c["call"] for c in run.calls]
     at = [i for i, name in enumerate(names) if name == "cuLaunchKernelEx"]
     assert "cuKernelSetAttribute" not in names[at[0] : at[1]], "not on every launch"
+    again = [c for c in run.named("cuKernelSetAttribute") if c["name"] == first["name"]]
+    assert len(again) == 1, "nor by load() once the kernel may be launched"
 
 
 def test_the_attribute_is_set_for_each_device(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launcher's parser: the packed bundle reads back; damage of any kind is a BundleError."""
 
+import ast
 import hashlib
 import struct
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from csa_runtime import _native
 from support import fake
 from support.bundles import committed, first_image, header, with_header, with_record
 from support.expected import manifest
+from support.problems import forward
 
 pytestmark = pytest.mark.L0
 
@@ -181,6 +183,38 @@ def test_a_damaged_image_is_refused_when_it_loads(tmp_path: Path) -> None:
     assert info is None and launch is None, "the other images still work"
     assert load["type"] == "BundleError" and "sha256 differs" in load["text"]
     assert f"image {images[-1]['variant']} for sm_{images[-1]['arch']}" in load["text"]
+
+
+def explained(path: Path, capability: int) -> Any:
+    """The launcher's account of a forward call under the bundle at `path`."""
+    script = f"emit(repr(_native.explain('forward', compute_capability={capability}, **forward())))"
+    return ast.literal_eval(fake.run(script, driver=False, CSA_RUNTIME_BUNDLE=str(path)).output)
+
+
+@pytest.mark.parametrize(("capability", "arch"), [(80, 80), (85, 80), (86, 86), (89, 86), (90, 90)])
+def test_the_highest_minor_not_above_the_devices_is_chosen(
+    capability: int, arch: int, tmp_path: Path
+) -> None:
+    data, table = committed(), manifest()
+    for name, offset in (("images", 4), ("schedules", 0)):
+        for index, record in enumerate(table[name]):
+            if record["arch"] == 120:
+                data = with_record(data, name, index, offset, word(86))
+    path = tmp_path / "b.bin"
+    path.write_bytes(data)
+    assert explained(path, capability)["arch"] == arch
+
+
+def test_parameters_lie_at_natural_offsets_in_the_bundles_order(tmp_path: Path) -> None:
+    data, table = committed(), manifest()
+    ids = bytes(table["parameters"][name]["id"] for name in ("tokens", "kv", "rows", "out"))
+    for index in range(len(table["variants"])):
+        data = with_record(data, "variants", index, 92, word(4) + ids)
+    path = tmp_path / "b.bin"
+    path.write_bytes(data)
+    call = forward()
+    want = struct.pack("<ixxxxqixxxxq", call["tokens"], call["kv"], call["rows"], call["out"])
+    assert explained(path, 90)["launches"][0]["parameters"] == want
 
 
 @pytest.mark.parametrize("how", ["environment", "load"])
