@@ -95,7 +95,7 @@ static void pack(const struct csa_variant *v, const int64_t values[CSA_PARAMETER
   for (uint32_t i = 0; i < v->parameter_count; i++) {
     uint8_t id = v->parameters[i];
     uint32_t width = csa_parameter_bytes(id);
-    end = (end + width - 1) & ~(width - 1);
+    while (end % width != 0) launch->parameters[end++] = 0;
     int32_t narrow = (int32_t)values[id];
     if (width == 8)
       memcpy(launch->parameters + end, &values[id], 8);

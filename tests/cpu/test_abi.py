@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C ABI as a C caller sees it: the struct's size promise, codes, messages, exported names."""
 
+import ast
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import csa_runtime
+from csa_runtime import _native
 from support import fake
 
 pytestmark = pytest.mark.L0
@@ -151,3 +153,16 @@ def test_the_module_is_built_for_the_stable_abi_and_links_no_driver() -> None:
         data = (PACKAGE / name).read_bytes()
         assert b"libpython" not in data and b"libcudart" not in data
     assert b"libcuda.so.1\0" in (PACKAGE / "libcsa_runtime.so").read_bytes()
+
+
+def test_the_stub_names_what_the_module_has() -> None:
+    stub = ast.parse((PACKAGE / "_native.pyi").read_text())
+    functions = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
+    assert set(functions) == {name for name in dir(_native) if not name.startswith("_")}
+    fields = re.findall(
+        r"\*?(\w+)(?=[,;])", HEADER.read_text().split("typedef struct csa_args {")[1]
+    )
+    fields = fields[: fields.index("grad_score_stride") + 1]
+    for name in ("launch_forward", "launch_backward"):
+        keywords = [argument.arg for argument in functions[name].args.kwonlyargs]
+        assert keywords == [*fields[1:], "stream", "variant"]
