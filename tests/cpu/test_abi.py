@@ -159,10 +159,8 @@ def test_the_stub_names_what_the_module_has() -> None:
     stub = ast.parse((PACKAGE / "_native.pyi").read_text())
     functions = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
     assert set(functions) == {name for name in dir(_native) if not name.startswith("_")}
-    fields = re.findall(
-        r"\*?(\w+)(?=[,;])", HEADER.read_text().split("typedef struct csa_args {")[1]
-    )
-    fields = fields[: fields.index("grad_score_stride") + 1]
+    declaration = HEADER.read_text().split("typedef struct csa_args {")[1].split("} csa_args;")[0]
+    fields = re.findall(r"(\w+)(?=[,;])", re.sub(r"/\*.*?\*/", "", declaration, flags=re.DOTALL))
     for name in ("launch_forward", "launch_backward"):
         keywords = [argument.arg for argument in functions[name].args.kwonlyargs]
         assert keywords == [*fields[1:], "stream", "variant"]
