@@ -107,6 +107,22 @@ for handle in (0, stream):
     assert names[launches[2] + 1 : launches[3] + 1] == own
 
 
+@pytest.mark.parametrize("operation", CALLS)
+def test_explain_of_a_device_is_what_a_launch_there_does(operation: str) -> None:
+    run = fake.run(
+        f"""
+plan = _native.explain("{operation}", device=1, **{operation}())
+csa_runtime.launch_{operation}(**{operation}(), device=1)
+emit([[x["variant"], x["grid"], x["block"], x["shared"], x["parameters"].hex()]
+      for x in plan["launches"]])
+""",
+        FAKE_CUDA_DEVICES="90,86",
+    )
+    keys = ("grid", "block", "shared", "parameters")
+    launched = [[x["name"].removesuffix("_0"), *(x[key] for key in keys)] for x in run.launches]
+    assert run.output == launched and {x["arch"] for x in run.launches} == {80}
+
+
 def test_no_rows_forward_touches_no_kernel() -> None:
     run = fake.run("csa_runtime.launch_forward(**forward(rows=0))")
     assert not run.launches and not run.named("cuLibraryLoadData")

@@ -16,7 +16,6 @@ from support.problems import address
 
 pytestmark = pytest.mark.L0
 
-NULLABLE = {"forward": ("ape",), "backward": ("ape", "grad_ape", "workspace")}
 REQUIRED = {
     "forward": ("kv", "score", "cu_seqlens", "cu_seqlens_comp", "out"),
     "backward": (
