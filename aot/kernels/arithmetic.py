@@ -38,6 +38,12 @@ def rcp_approx(a: Float32) -> Float32:
     return _asm("rcp.approx.ftz.f32 $0, $1;", "=f,f", (a,))
 
 
+def reciprocal(a: Float32) -> Float32:
+    """The correctly rounded reciprocal of a number in [2**-24, 2**24]; of 0 it is NaN."""
+    guess = rcp_approx(a)
+    return fma_rn(fma_rn(-a, guess, Float32(1.0)), guess, guess)
+
+
 def pack_bf16x2(low: Float32, high: Float32) -> Uint32:
     """Two fp32 rounded to nearest-even bf16, `low` in the low half."""
     return _asm_b32("cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", (high, low))
@@ -74,6 +80,12 @@ def exp_approx(x: Float32) -> Float32:
     return _asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", (mul_rn(x, Float32(LOG2_E)),))
 
 
+def exp2_scaled(x: Float32, shift: Float32) -> Float32:
+    """e**x * 2**shift, to what `exp_approx` is good for at x - shift."""
+    exponent = fma_rn(x, Float32(LOG2_E), shift)
+    return _asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", (exponent,))
+
+
 def exp_over(x: Float32, log2_divisor: int) -> Float32:
     """expf(x) / 2**log2_divisor for x <= 0, as accurate as expf and at its cost.
 
@@ -95,6 +107,20 @@ def exp_over(x: Float32, log2_divisor: int) -> Float32:
     fraction = fma_rn(x, Float32(LOG2_E), negated)
     fraction = fma_rn(x, Float32(LOG2_E_LOW), fraction)
     return mul_rn(_asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", (fraction,)), power)
+
+
+def largest(values: list[Float32]) -> Float32:
+    """The maximum from LOWEST on; NaN is ignored."""
+    most = Float32(LOWEST)
+    for value in values:
+        most = arch.fmax(most, value)
+    return most
+
+
+def below_maximum(scores: list[Float32]) -> tuple[list[Float32], Float32]:
+    """(scores less their maximum, the maximum)."""
+    most = largest(scores)
+    return [s - most for s in scores], most
 
 
 # `columns` adjacent bf16 travel as one unsigned word of 16 * columns bits.
@@ -185,4 +211,11 @@ def select(condition: Boolean, chosen: Scalar, otherwise: Scalar) -> Scalar:
     """`chosen` where the condition holds, else `otherwise`, without a branch."""
     return type(otherwise)(
         mlir_arith.select(condition.ir_value(), chosen.ir_value(), otherwise.ir_value())
+    )
+
+
+def copy_async_16(target: cute.Pointer, source: cute.Pointer) -> None:
+    """Starts copying 16 bytes, both ends aligned, from global to shared memory."""
+    arch.inline_ptx(
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[target, source]
     )

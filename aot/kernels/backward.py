@@ -174,10 +174,7 @@ def _softmax(window: Window, scores: list, first: Int32) -> list[list[Float32]]:
     own = window.positions - window.ratio
     weights, totals, least = [], [], Float32(0.0)
     for column in scores:
-        highest = Float32(ar.LOWEST)
-        for s in column:
-            highest = arch.fmax(highest, s)
-        exponents = [s - highest for s in column]
+        exponents, _ = ar.below_maximum(column)
         weights.append([ar.exp(x) for x in exponents])
         total = weights[-1][0]
         for e in weights[-1][1:]:
@@ -205,11 +202,7 @@ def _quotients(weights: list, totals: list, least: Float32) -> list:
     to a value halfway between two fp32, subnormals included.
     """
     positions = len(weights[0])
-    guesses = [ar.rcp_approx(total) for total in totals]
-    reciprocals = [
-        ar.fma_rn(ar.fma_rn(-total, guess, Float32(1.0)), guess, guess)
-        for total, guess in zip(totals, guesses, strict=True)
-    ]
+    reciprocals = [ar.reciprocal(total) for total in totals]
     quotients = cute.make_rmem_tensor((len(weights), positions), Float32)
     for v in cutlass.range_constexpr(len(weights)):
         for k in cutlass.range_constexpr(positions):

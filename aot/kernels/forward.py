@@ -96,7 +96,7 @@ def _pool(scores: list, values: list, largest: list) -> list:
     the largest value.
     """
     columns = range(len(scores))
-    shifted = [_below_maximum(scores[v]) for v in columns]
+    shifted = [ar.below_maximum(scores[v])[0] for v in columns]
     sums = [_sums([ar.exp_approx(x) for x in shifted[v]], values[v]) for v in columns]
     sizes = [_magnitude(pooled) for pooled, _ in sums]
     finite = [size < Float32(float("inf")) for size in sizes]
@@ -117,13 +117,6 @@ def _pool(scores: list, values: list, largest: list) -> list:
                 pooled, total = _sums(weights, values[v])
                 results[v] = ar.select(settled[v], results[v], pooled * ar.rcp_approx(total))
     return [results[v] for v in range(len(scores))]
-
-
-def _below_maximum(scores: list[Float32]) -> list[Float32]:
-    highest = Float32(ar.LOWEST)
-    for s in scores:
-        highest = arch.fmax(highest, s)
-    return [s - highest for s in scores]
 
 
 def _sums(weights: list[Float32], values: list[Float32]) -> tuple[Float32, Float32]:

@@ -30,7 +30,9 @@ def launchable(kernel: Any, variant: Variant) -> tuple[Any, Any, list[Any]]:
 
     @cute.jit
     def host(*arguments: Any) -> None:
-        kernel(*arguments).launch(grid=(1, 1, 1), block=(variant.threads, 1, 1), **bounds)
+        kernel(*arguments).launch(
+            grid=(1, 1, 1), block=(variant.threads, 1, 1), smem=variant.dynamic_shared, **bounds
+        )
 
     return kernel, host, [_sample(name) for name in OPERATION_PARAMETERS[variant.operation]]
 
