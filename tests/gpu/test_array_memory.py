@@ -77,6 +77,7 @@ def test_workspace_of_a_torch_capture_is_the_graphs_own(pack: Pack) -> None:
 
 def test_results_on_another_stream_are_not_reused_too_early(pack: Pack) -> None:
     """Dropped at once, while that stream is still busy: the allocator waits for it."""
+    csa_runtime.load()  # loading may wait for the device
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
