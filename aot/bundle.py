@@ -19,19 +19,21 @@ SCHEMA = 1
 MAGIC = b"CSABNDL\0"
 MANIFEST = "manifest.json"
 IMAGE_ALIGNMENT = 64
-MAX_PARAMETERS = 32
+MAX_PARAMETERS = 24
 NO_PARAMETER = 0xFF
 
 OPERATIONS = {"forward": 1, "backward": 2, "reduce": 3}
 DTYPES = {"f32": 0, "bf16": 1}
+KINDS = {"reduce": 0, "short": 1, "long": 2}
 
 # bundle.bin, little endian, offsets from the start of the file. The C parser holds the same
 # records as structs with the same sizes.
 # magic, schema, header bytes, total bytes, variants, schedules, images, 0,
 # offsets of the three tables, sha256 of bytes [128, first image)
 HEADER = struct.Struct("<8sIIQIIIIQQQ32s32x")
-# name, operation, ratio, coff, dtype, columns, threads, dynamic shared, parameter count, ids
-VARIANT = struct.Struct("<64siiiiiiiI32s")
+# name, operation, ratio, coff, dtype, columns, threads, dynamic shared, parameter count, kind,
+# alignment, parameter ids
+VARIANT = struct.Struct("<64siiiiiiiIii24s")
 # arch, operation, ratio, coff, dtype, variant index, lanes_log2, ctas, fill_ctas, 0, max_elements
 SCHEDULE = struct.Struct("<iiiiiiiiiiq16x")
 # variant index, arch, registers, static shared, flags, 0, offset, size, sha256, symbol
@@ -185,7 +187,8 @@ def _table(manifest: Manifest, first_image: int) -> bytes:
         table += VARIANT.pack(
             _text(v["name"], 64), OPERATIONS[v["operation"]], v["ratio"], v["coff"],
             DTYPES[v["dtype"]], v["columns"], v["threads"], v["dynamic_shared"],
-            len(params), params.ljust(MAX_PARAMETERS, bytes([NO_PARAMETER])),
+            len(params), KINDS[v["kind"]], v["alignment"],
+            params.ljust(MAX_PARAMETERS, bytes([NO_PARAMETER])),
         )  # fmt: skip
     for s in manifest["schedules"]:
         table += SCHEDULE.pack(

@@ -15,11 +15,13 @@ ANY = -1
 
 @dataclass(frozen=True)
 class Schedule:
-    """One row: problems of at most `max_elements` = rows * head_dim run `variant` this way.
+    """One row: problems of at most `max_elements` run `variant` this way.
 
+    max_elements: rows * head_dim; for the reduction, the elements of a plane.
     lanes_log2: at most 2**lanes_log2 threads of a block lie side by side along the columns.
-    ctas: blocks wanted for the persistent part of backward (0: one pass, no persistence).
-    fill_ctas: at most this many blocks zero the tokens that no row consumes.
+    ctas: blocks wanted for backward's rows (0: one pass, no persistence).
+    fill_ctas: backward's blocks share the zeroing of tokens that no row consumes; where fewer than
+        this many have rows to do and there are tokens for more, blocks are added up to this many.
     """
 
     architecture: int
@@ -49,6 +51,11 @@ _ROWS = {
     ),
 }  # fmt: skip
 
+_REDUCE_ROWS = (
+    (32, 65_535, "a small plane has few elements: many threads for each"),
+    (256, ANY, "a large plane keeps the device busy with one thread for each element"),
+)
+
 # Where the evidence was measured, with ratio 4 and coff 2; every other family takes it over.
 _MEASURED = (90, 4, 2)
 
@@ -71,10 +78,23 @@ def _family(architecture: int, operation: str, ratio: int, coff: int) -> list[Sc
     ]  # fmt: skip
 
 
-SCHEDULES: tuple[Schedule, ...] = tuple(
-    schedule
-    for architecture in sorted({a for v in VARIANTS for a in v.architectures})
-    for operation in _ROWS
-    for ratio, coff in WINDOWS
-    for schedule in _family(architecture, operation, ratio, coff)
+def _reductions(architecture: int) -> list[Schedule]:
+    by_elements = {v.columns: v for v in VARIANTS if v.operation == "reduce"}
+    return [
+        Schedule(architecture, by_elements[elements], limit, 0, 0, 0, evidence)
+        for elements, limit, evidence in _REDUCE_ROWS
+    ]
+
+
+_ARCHITECTURES = sorted({a for v in VARIANTS for a in v.architectures})
+
+SCHEDULES: tuple[Schedule, ...] = (
+    *(
+        schedule
+        for architecture in _ARCHITECTURES
+        for operation in _ROWS
+        for ratio, coff in WINDOWS
+        for schedule in _family(architecture, operation, ratio, coff)
+    ),
+    *(schedule for architecture in _ARCHITECTURES for schedule in _reductions(architecture)),
 )

@@ -63,9 +63,16 @@ OPERATION_PARAMETERS: dict[str, tuple[str, ...]] = {
 class Variant:
     """One kernel: an operation, its window shape and how many columns a thread owns.
 
-    ratio, coff, dtype and columns are 0 or "f32" for the reduction, which serves every window.
+    The reduction serves every window: its ratio and coff are 0, its dtype is "f32" and its columns
+    are the elements that a block owns.
     min_blocks: blocks that must fit a multiprocessor, which caps the registers; 0 lets the
     compiler choose.
+    dynamic_shared: bytes of shared memory that a launch asks for.
+    kind: "short" where a thread holds the whole window, "long" where a block's warps share it,
+    "reduce" for the reduction.
+    alignment: elements; head_dim and every 16-bit tensor's base and row stride are multiples of
+    it. 0 means `columns`.
+    holds_ape: whether a block keeps its tile of the APE in shared memory.
     """
 
     operation: str
@@ -77,14 +84,29 @@ class Variant:
     min_blocks: int = 0
     dynamic_shared: int = 0
     architectures: tuple[int, ...] = ARCHITECTURES
+    kind: str = "short"
+    alignment: int = 0
+    holds_ape: bool = False
+
+    @property
+    def required_alignment(self) -> int:
+        """`alignment`, resolved."""
+        return self.alignment or self.columns
 
     @property
     def name(self) -> str:
         """The kernel's name: its cubin's stem, its symbol without the `_0` the compiler adds."""
         if self.operation == "reduce":
-            return f"csa_reduce_{self.dtype}"
+            return f"csa_reduce_{self.dtype}_e{self.columns}"
         window = f"r{self.ratio}_c{self.coff}"
-        return f"csa_{self.operation}_{window}_{self.dtype}_v{self.columns}"
+        name = f"csa_{self.operation}_{window}_{self.dtype}_v{self.columns}"
+        if self.kind == "long":
+            name += f"_t{self.threads}"
+            if self.required_alignment != self.columns:
+                name += f"_a{self.required_alignment}"
+            if self.holds_ape:
+                name += "_ape"
+        return name
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -94,7 +116,8 @@ class Variant:
 
 FORWARD_THREADS = 128
 BACKWARD_THREADS = 256
-REDUCE_THREADS = 512
+# (elements of a block, threads): many threads for each element of a small plane, one of a large.
+REDUCE_BLOCKS = ((32, 512), (256, 256))
 
 # Windows of the small-window family: they fit in registers.
 WINDOWS = tuple((ratio, coff) for ratio in (2, 4) for coff in (1, 2))
@@ -134,7 +157,10 @@ VARIANTS: tuple[Variant, ...] = (
         for ratio, coff in WINDOWS
         for columns in (1, 2, 4)
     ),
-    Variant("reduce", 0, 0, "f32", 0, REDUCE_THREADS),
+    *(
+        Variant("reduce", 0, 0, "f32", elements, threads, kind="reduce", alignment=1)
+        for elements, threads in REDUCE_BLOCKS
+    ),
 )  # fmt: skip
 
 BY_NAME: dict[str, Variant] = {variant.name: variant for variant in VARIANTS}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backward for windows that fit in registers, in one launch: gradients, zeros and APE sums.
 
-The first `fill_ctas` blocks write the zeros of tokens that no row consumes. The others form
-`groups` x `column_tiles`: a block owns one tile of columns and every groups-th tile of rows, keeps
-its APE sums in registers over all of them, folds its row lanes in a fixed order through shared
-memory and writes its part of the group's partial plane. `reduce` adds the planes.
+The first `groups` x `column_tiles` blocks do the rows: a block owns one tile of columns and every
+groups-th tile of rows, keeps its APE sums in registers over all of them, folds its row lanes in a
+fixed order through shared memory and writes its part of the group's partial plane. `reduce` adds
+the planes. Then these blocks and `fill_ctas` more share the zeros of tokens that no row consumes.
 
 Every product and sum of the gradients is R's own: they equal R bit for bit.
 """
@@ -60,16 +60,11 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         fill_ctas: Int32,
     ) -> None:
         block, _, _ = arch.block_idx()
-        if block < fill_ctas:
-            zero_unconsumed(
-                window, threads, block, fill_ctas, cu_seqlens, cu_seqlens_comp,
-                grad_kv, grad_score, grad_kv_stride, grad_score_stride,
-                tokens, segments, rows, head_dim,
-            )  # fmt: skip
-        else:
+        row_blocks = groups * column_tiles
+        if block < row_blocks:
             thread, _, _ = arch.thread_idx()
-            group = (block - fill_ctas) // column_tiles
-            column_tile = (block - fill_ctas) % column_tiles
+            group = block // column_tiles
+            column_tile = block % column_tiles
             lane = thread & ((Int32(1) << lanes_log2) - 1)
             wanted_column = ((column_tile << lanes_log2) + lane) * window.columns
             column = min(wanted_column, head_dim - window.columns)
@@ -120,6 +115,11 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                 plane_elements = Int64(head_dim) * (window.ratio * window.coff)
                 plane = workspace + group * plane_elements
                 fold_into_plane(table, shared, plane, column_tile, lanes_log2, head_dim)
+        zero_unconsumed(
+            window, threads, block, row_blocks + fill_ctas, cu_seqlens, cu_seqlens_comp,
+            grad_kv, grad_score, grad_kv_stride, grad_score_stride,
+            tokens, segments, rows, head_dim,
+        )  # fmt: skip
 
     return launchable(backward, variant)
 
