@@ -5,35 +5,64 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
-from csa_runtime.diagnostics import info
+from csa_runtime.diagnostics import info, reason, version
 from csa_runtime.errors import BundleError, DriverError, UnsupportedArch
+
+DESCRIPTION = (
+    "Prebuilt CUDA kernels that pool windows of packed tokens by a gated softmax, forward and "
+    "backward: what is installed, and whether it works here."
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit status, 1 for a failure that has been explained."""
-    parser = argparse.ArgumentParser(prog="csa-runtime", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    show = commands.add_parser("info", help="version, toolchain, images, driver and devices")
-    show.add_argument("--json", action="store_true", help="as JSON")
-    commands.add_parser("demo", help="a ragged pack forward and backward, against the reference")
-    commands.add_parser("check", help="the bundle and, on a GPU, every variant")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        if options.command == "info":
-            return _info(options.json)
-        if options.command == "demo":
-            from csa_runtime._demo import demo
-
-            return demo()
-        from csa_runtime._check import check
-
-        return check()
+        return _run(options)
+    except BrokenPipeError:
+        # Whoever read has enough, as `head` does. Python would complain again when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (BundleError, DriverError, UnsupportedArch, ImportError, RuntimeError) as error:
         print(f"csa-runtime {options.command}: {error}", file=sys.stderr)
         return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="csa-runtime", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"csa-runtime {version()}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    texts = {
+        "info": "version, compiler, driver, devices, and for each kernel image who ran it",
+        "demo": "pool one ragged pack forward and backward, on the GPU if there is one, and "
+        "compare with the CPU reference (needs NumPy)",
+        "check": "check the bundle of images and, on a GPU, run every variant against the CPU "
+        "reference (needs NumPy)",
+    }
+    for name, text in texts.items():
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:])
+        if name == "info":
+            command.add_argument("--json", action="store_true", help="as JSON, for programs")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.command == "info":
+        status = _info(options.json)
+    elif options.command == "demo":
+        from csa_runtime._demo import demo
+
+        status = demo()
+    else:
+        from csa_runtime._check import check
+
+        status = check()
+    sys.stdout.flush()
+    return status
 
 
 def _info(as_json: bool) -> int:
@@ -41,6 +70,8 @@ def _info(as_json: bool) -> int:
         found = info(devices=True)
     except DriverError as error:
         found = info() | {"driver": None, "driver_error": str(error), "devices": []}
+        if not as_json:
+            found["driver_error"] = reason(error)
     if as_json:
         print(json.dumps(found, indent=1, default=str))
     else:
@@ -61,19 +92,23 @@ def _print_info(found: dict[str, Any]) -> None:
     for device in found["devices"]:
         arch = device["arch"]
         images = f"images of sm_{arch}" if arch else "no image in this bundle"
+        capability = device["compute_capability"]
         print(
             f"device {device['ordinal']}    {device['name']}, compute capability "
-            f"{device['compute_capability']}, {device['multiprocessors']} multiprocessors: {images}"
+            f"{capability // 10}.{capability % 10}, {device['multiprocessors']} multiprocessors: "
+            f"{images}"
         )
     print()
     status = {(image["variant"], image["arch"]): image["status"] for image in found["images"]}
     columns = found["architectures"]
+    names = [variant["name"] for variant in found["variants"]]
+    first = max([len("variant"), *map(len, names)])
     width = max([len("compiled only"), *(len(text) for text in status.values())])
-    print(f"{'variant':<32} " + " ".join(f"{f'sm_{arch}':<{width}}" for arch in columns))
-    for variant in found["variants"]:
-        name = variant["name"]
+    print(f"{'variant':<{first}} " + " ".join(f"{f'sm_{arch}':<{width}}" for arch in columns))
+    for name in names:
         row = " ".join(f"{status.get((name, arch), '-'):<{width}}" for arch in columns)
-        print(f"{name:<32} {row}".rstrip())
+        print(f"{name:<{first}} {row}".rstrip())
+    print("\ncompiled only: no GPU has run this image yet; -: not built for this architecture")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from typing import Any, TypedDict
 
+from typing_extensions import Unpack
+
 class VariantRecord(TypedDict):
     name: str
     operation: str
     ratio: int
     coff: int
     dtype: str
+    kind: str
     columns: int
+    alignment: int
     threads: int
     dynamic_shared: int
 
@@ -39,105 +43,46 @@ class DriverInfo(TypedDict):
     version: int
     devices: list[DeviceRecord]
 
-def launch_forward(
-    *,
-    device: int | None = 0,
-    ratio: int | None = 0,
-    coff: int | None = 0,
-    dtype: int | None = 0,
-    flags: int | None = 0,
-    tokens: int | None = 0,
-    segments: int | None = 0,
-    rows: int | None = 0,
-    head_dim: int | None = 0,
-    kv: int | None = None,
-    score: int | None = None,
-    ape: int | None = None,
-    cu_seqlens: int | None = None,
-    cu_seqlens_comp: int | None = None,
-    out: int | None = None,
-    grad_out: int | None = None,
-    grad_kv: int | None = None,
-    grad_score: int | None = None,
-    grad_ape: int | None = None,
-    workspace: int | None = None,
-    workspace_bytes: int | None = 0,
-    kv_stride: int | None = 0,
-    score_stride: int | None = 0,
-    out_stride: int | None = 0,
-    grad_out_stride: int | None = 0,
-    grad_kv_stride: int | None = 0,
-    grad_score_stride: int | None = 0,
-    stream: int | None = 0,
-    variant: str | None = None,
-) -> None: ...
-def launch_backward(
-    *,
-    device: int | None = 0,
-    ratio: int | None = 0,
-    coff: int | None = 0,
-    dtype: int | None = 0,
-    flags: int | None = 0,
-    tokens: int | None = 0,
-    segments: int | None = 0,
-    rows: int | None = 0,
-    head_dim: int | None = 0,
-    kv: int | None = None,
-    score: int | None = None,
-    ape: int | None = None,
-    cu_seqlens: int | None = None,
-    cu_seqlens_comp: int | None = None,
-    out: int | None = None,
-    grad_out: int | None = None,
-    grad_kv: int | None = None,
-    grad_score: int | None = None,
-    grad_ape: int | None = None,
-    workspace: int | None = None,
-    workspace_bytes: int | None = 0,
-    kv_stride: int | None = 0,
-    score_stride: int | None = 0,
-    out_stride: int | None = 0,
-    grad_out_stride: int | None = 0,
-    grad_kv_stride: int | None = 0,
-    grad_score_stride: int | None = 0,
-    stream: int | None = 0,
-    variant: str | None = None,
-) -> None: ...
-def explain(
-    operation: str,
-    *,
-    device: int | None = 0,
-    ratio: int | None = 0,
-    coff: int | None = 0,
-    dtype: int | None = 0,
-    flags: int | None = 0,
-    tokens: int | None = 0,
-    segments: int | None = 0,
-    rows: int | None = 0,
-    head_dim: int | None = 0,
-    kv: int | None = None,
-    score: int | None = None,
-    ape: int | None = None,
-    cu_seqlens: int | None = None,
-    cu_seqlens_comp: int | None = None,
-    out: int | None = None,
-    grad_out: int | None = None,
-    grad_kv: int | None = None,
-    grad_score: int | None = None,
-    grad_ape: int | None = None,
-    workspace: int | None = None,
-    workspace_bytes: int | None = 0,
-    kv_stride: int | None = 0,
-    score_stride: int | None = 0,
-    out_stride: int | None = 0,
-    grad_out_stride: int | None = 0,
-    grad_kv_stride: int | None = 0,
-    grad_score_stride: int | None = 0,
-    stream: int | None = 0,
-    variant: str | None = None,
-    compute_capability: int | None = None,
-    shared_limit: int | None = 0,
-) -> dict[str, Any]: ...
+# The fields of csa_args but its size, by its names and in its order, and two more. Numbers default
+# to 0, addresses and the variant to None.
+class Launch(TypedDict, total=False):
+    device: int | None
+    ratio: int | None
+    coff: int | None
+    dtype: int | None
+    flags: int | None
+    tokens: int | None
+    segments: int | None
+    rows: int | None
+    head_dim: int | None
+    kv: int | None
+    score: int | None
+    ape: int | None
+    cu_seqlens: int | None
+    cu_seqlens_comp: int | None
+    out: int | None
+    grad_out: int | None
+    grad_kv: int | None
+    grad_score: int | None
+    grad_ape: int | None
+    workspace: int | None
+    workspace_bytes: int | None
+    kv_stride: int | None
+    score_stride: int | None
+    out_stride: int | None
+    grad_out_stride: int | None
+    grad_kv_stride: int | None
+    grad_score_stride: int | None
+    stream: int | None
+    variant: str | None
+
+class Explain(Launch, total=False):
+    compute_capability: int | None
+    shared_limit: int | None
+
+def launch_forward(**fields: Unpack[Launch]) -> None: ...
+def launch_backward(**fields: Unpack[Launch]) -> None: ...
+def explain(operation: str, **fields: Unpack[Explain]) -> dict[str, Any]: ...
 def backward_workspace_bytes(
     tokens: int, rows: int, head_dim: int, ratio: int, coff: int, dtype_code: int
 ) -> int: ...

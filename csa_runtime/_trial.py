@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """One random problem for `demo` and `check`: made, run on the GPU through pointers, compared.
 
-bf16 values travel as their upper 16 bits, so NumPy and whatever holds GPU memory are enough.
+bf16 values travel as their upper 16 bits, so NumPy and the driver are enough.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from csa_runtime import _native
+from csa_runtime._device_memory import Memory
 from csa_runtime.reference import Floats, np, reference_backward, reference_forward
 
 RESULTS = ("out", "grad_kv", "grad_score", "grad_ape")
@@ -79,63 +80,14 @@ def on_cpu(problem: Problem, *, exact: bool = False) -> dict[str, Floats]:
     return dict(zip(RESULTS, results, strict=True))
 
 
-class Memory:
-    """GPU memory of torch or cupy on device 0; arrays are addressed, never computed with."""
-
-    device = "cuda:0"
-
-    def __init__(self) -> None:
-        """Take the first library that is there and sees a GPU.
-
-        Raises:
-            RuntimeError: neither is.
-        """
-        for name in ("torch", "cupy"):
-            try:
-                self.library: Any = import_module(name)
-            except ImportError:
-                continue
-            self.name = name
-            if name == "cupy" or self.library.cuda.is_available():
-                return
-        raise RuntimeError(
-            "there is a GPU, but nothing to hold memory on it: install torch (with CUDA) or cupy"
-        )
-
-    def upload(self, values: Floats) -> Any:
-        """A copy on the GPU."""
-        if self.name == "cupy":
-            return self.library.asarray(values)
-        signed = values.view(np.int16) if values.dtype == np.uint16 else values
-        return self.library.from_numpy(np.ascontiguousarray(signed)).to(self.device)
-
-    def download(self, array: Any) -> Floats:
-        """A copy on the host, behind everything pending."""
-        values: Floats = array.get() if self.name == "cupy" else array.cpu().numpy()
-        return values.view(np.uint16) if values.dtype == np.int16 else values
-
-    def address(self, array: Any) -> int:
-        """Of the first element."""
-        return int(array.data.ptr if self.name == "cupy" else array.data_ptr())
-
-    @property
-    def stream(self) -> int:
-        """The library's current stream."""
-        cuda = self.library.cuda
-        if self.name == "cupy":
-            return int(cuda.get_current_stream().ptr)
-        return int(cuda.current_stream().cuda_stream)
-
-
 def on_gpu(
     problem: Problem,
-    memory: Memory,
     *,
     forward: str | None = None,
     backward: str | None = None,
     directions: tuple[str, ...] = ("forward", "backward"),
 ) -> dict[str, Floats]:
-    """Results of the kernels, into NaN-poisoned memory; variants forced by name if given."""
+    """Results of the kernels on device 0, into NaN-poisoned memory; variants forced by name."""
     rows, head_dim = problem.grad_out.shape
     tokens, width = problem.kv.shape
     nan = np.uint16(0x7FC0)
@@ -153,26 +105,25 @@ def on_gpu(
         "grad_ape": np.full_like(problem.ape, np.nan),
         "workspace": np.full(max(size // 4, 1), np.nan, dtype=np.float32),
     }
-    device = {name: memory.upload(values) for name, values in host.items()}
-    fields: dict[str, Any] = {name: memory.address(array) for name, array in device.items()}
+    fields: dict[str, Any] = {}
     fields |= dict.fromkeys(("out_stride", "grad_out_stride"), head_dim)
     strided = ("kv_stride", "score_stride", "grad_kv_stride", "grad_score_stride")
     fields |= dict.fromkeys(strided, width)
     fields |= {
         "device": 0, "dtype": 1, "ratio": problem.ratio, "coff": problem.coff, "tokens": tokens,
         "segments": len(problem.cu_seqlens) - 1, "rows": rows, "head_dim": head_dim,
-        "workspace_bytes": size, "stream": memory.stream,
+        "workspace_bytes": size,
     }  # fmt: skip
-    if "forward" in directions:
-        _native.launch_forward(**fields, variant=forward)
-    if "backward" in directions:
-        _native.launch_backward(**fields, variant=backward)
     names = RESULTS[:1] * ("forward" in directions) + RESULTS[1:] * ("backward" in directions)
-    results = {name: memory.download(device[name]) for name in names}
-    return {
-        name: values if name == "grad_ape" else values_of(values)
-        for name, values in results.items()
-    }
+    with Memory() as memory:
+        fields |= {name: memory.upload(values) for name, values in host.items()}
+        if "forward" in directions:
+            _native.launch_forward(**fields, variant=forward)
+        if "backward" in directions:
+            _native.launch_backward(**fields, variant=backward)
+        for name in names:
+            memory.download(fields[name], host[name])
+    return {name: host[name] if name == "grad_ape" else values_of(host[name]) for name in names}
 
 
 class Comparison(NamedTuple):
@@ -186,20 +137,41 @@ class Comparison(NamedTuple):
     passed: bool
 
 
-def compare(name: str, ours: Floats, reference: Floats, exact: Floats) -> Comparison:
-    """Compare one result with R and fp64.
+def compare(
+    results: dict[str, Floats], problem: Problem, *, long: bool = False
+) -> Iterator[Comparison]:
+    """Compare results with R and with fp64, both computed here.
 
     R on the CPU has a correctly rounded expf, the GPU's may be one unit off: an element in some
     ten thousand then rounds to the neighbouring bf16. More than that, a larger step, or an error
-    against fp64 beyond R's own is a failure.
+    against fp64 beyond R's own is a failure. Long windows are summed in an order of their own:
+    up to one element in a thousand may differ, by at most 1.6e-2.
     """
+    reference, exact = on_cpu(problem), on_cpu(problem, exact=True)
+    for name, values in results.items():
+        yield compare_one(name, values, reference[name], exact[name], long=long)
+
+
+def compare_one(
+    name: str, ours: Floats, reference: Floats, exact: Floats, *, long: bool = False
+) -> Comparison:
+    """As `compare`, for one result."""
     differing = int((ours != reference).sum())
     error = float(np.abs(ours - exact).max(initial=0))
     reference_error = float(np.abs(reference - exact).max(initial=0))
     if name == "grad_ape":
         passed = error <= 1e-3
     else:
-        step = np.abs(ours - reference) <= 2.0**-7 * np.abs(reference) + 1e-5
-        passed = differing <= max(2, ours.size // 1000) and bool(step.all())
+        distance = np.abs(ours - reference)
+        step = distance <= 2.0**-7 * np.abs(reference) + 1e-5
+        # Of few elements a share says nothing.
+        passed = differing <= max(4 if long else 2, ours.size // 1000) and bool(step.all())
         passed = passed and error <= reference_error * (1 + 1e-6) + 1e-4 + 2.0**-8 * bool(differing)
+        passed = passed and not (long and distance.max(initial=0) > 1.6e-2)
     return Comparison(name, ours.size, differing, error, reference_error, passed and error == error)
+
+
+def rounded_once(name: str, values: Floats, exact: Floats) -> bool:
+    """Whether values are fp64's but for fp32 arithmetic and, except grad_ape, one bf16 rounding."""
+    step = 0.0 if name == "grad_ape" else 2.0**-8
+    return bool((np.abs(values - exact) <= step * np.abs(exact) + 1e-5).all())

@@ -7,6 +7,7 @@ from typing import Any
 
 from csa_runtime import _native
 from csa_runtime.checks import DTYPE_CODES, integer, window
+from csa_runtime.errors import DriverError
 
 COMPILED_ONLY = "compiled only"
 
@@ -19,6 +20,15 @@ def version() -> str:
         return metadata.version("csa-runtime")
     except metadata.PackageNotFoundError:
         return "0+source"
+
+
+def reason(error: DriverError) -> str:
+    """Why there is no GPU to use, in a few words."""
+    if error.call == "dlopen":
+        return "no CUDA driver, libcuda.so.1 cannot be opened"
+    if error.call and error.name:
+        return f"{error.name} ({error.code}) from {error.call}"
+    return str(error)
 
 
 def load(device: int | None = None, *, bundle: str | None = None) -> None:
@@ -58,7 +68,16 @@ def backward_workspace_bytes(
     """Bytes of workspace that suffice for a backward on every device and for every alignment.
 
     Starts no driver and does not grow with `total_tokens`: at most 32 MiB up to
-    `coff * head_dim = 1024`.
+    `coff * head_dim = 1024`. The memory is contiguous, 16-byte aligned, uninitialised, not kept
+    between calls and not shared by calls that may overlap.
+
+    Args:
+        total_tokens: tokens of the pack.
+        total_comp: rows of `out`, padding included.
+        head_dim: columns of `out`.
+        ratio: tokens of a block.
+        coff: 1 or 2.
+        dtype: of kv: "bfloat16", or "float16" and "float32" once images serve them.
 
     Raises:
         ValueError: a window, dtype or size that no variant serves.
@@ -87,7 +106,7 @@ def explain(
     ape: bool = True,
     alignment: int = 256,
     device: int = 0,
-    compute_capability: int | None = None,
+    compute_capability: int | tuple[int, int] | None = None,
     shared_limit: int = 0,
     variant: str | None = None,
 ) -> dict[str, Any]:
@@ -105,13 +124,17 @@ def explain(
         ape: whether there is one, and so a grad_ape.
         alignment: bytes, a power of two, to which all base addresses are aligned and no further.
         device: ordinal of the CUDA device asked about.
-        compute_capability: such as 90 for 9.0, to ask about a device that is not here; no driver.
+        compute_capability: such as 90 or (9, 0), to ask about a device that is not here; no driver.
         shared_limit: with it, the most shared memory a block may have there, bytes; 0 is that of
             its architecture.
         variant: force one by name.
 
     Returns:
-        variant, image, arch, grid, block, workspace_bytes and the launches' parameters.
+        variant: name of the kernel; image: sha256 of its cubin; arch: of that, such as 90;
+        compute_capability, shared_limit: of the device; grid, block: three extents each;
+        lanes_log2, column_tiles, groups, fill_ctas: how rows and columns are dealt to threads;
+        workspace_bytes: what this very call needs; launches: each kernel's variant, grid, block,
+        shared (dynamic bytes) and parameters (the bytes it is given).
 
     Raises:
         ValueError: nothing serves the call.
@@ -151,12 +174,28 @@ def explain(
         segments=integer("segments", segments, 0),
         rows=integer("total_comp", total_comp, 0),
         head_dim=words,
-        compute_capability=compute_capability,
+        compute_capability=_capability(compute_capability),
         shared_limit=shared_limit,
         variant=variant,
         **fields,
     )
     return result
+
+
+def _capability(given: int | tuple[int, int] | None) -> int | None:
+    """90 for 90 and for (9, 0)."""
+    if given is None:
+        return None
+    if isinstance(given, (tuple, list)) and len(given) == 2:
+        return 10 * integer("compute_capability[0]", given[0], 1, 100) + integer(
+            "compute_capability[1]", given[1], 0, 10
+        )
+    if not isinstance(given, int) or isinstance(given, bool) or not 10 <= given < 1000:
+        raise ValueError(
+            f"compute_capability is {given!r}; 90 or (9, 0) for 9.0 is allowed: pass ten times the "
+            "major plus the minor"
+        )
+    return given
 
 
 def _evidence() -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -161,6 +161,8 @@ def test_the_stub_names_what_the_module_has() -> None:
     assert set(functions) == {name for name in dir(_native) if not name.startswith("_")}
     declaration = HEADER.read_text().split("typedef struct csa_args {")[1].split("} csa_args;")[0]
     fields = re.findall(r"(\w+)(?=[,;])", re.sub(r"/\*.*?\*/", "", declaration, flags=re.DOTALL))
+    classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
+    keywords = [ast.unparse(node.target) for node in classes["Launch"].body]
+    assert keywords == [*fields[1:], "stream", "variant"]
     for name in ("launch_forward", "launch_backward"):
-        keywords = [argument.arg for argument in functions[name].args.kwonlyargs]
-        assert keywords == [*fields[1:], "stream", "variant"]
+        assert ast.unparse(functions[name].args.kwarg.annotation) == "Unpack[Launch]"

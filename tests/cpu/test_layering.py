@@ -17,6 +17,8 @@ MAX_LINES = 300
 FRAMEWORKS = {"torch", "jax", "jaxlib", "cupy", "tensorflow"}
 MAY_IMPORT = {"torch.py": {"torch"}, "jax.py": {"jax", "jaxlib"}, "compat.py": {"torch"}}
 OPTIONAL = {"numpy", "ml_dtypes"}
+# Type checkers read a stub, never Python; they know this module.
+STUB = {"typing_extensions"}
 # NumPy code, which says so where NumPy is missing; nothing but the trial imports it up front.
 REFERENCE = "reference.py"
 TRIAL = "_trial.py"
@@ -113,7 +115,7 @@ def test_a_framework_is_imported_by_its_adapter_alone(path: Path) -> None:
 def test_the_runtime_needs_no_other_distribution_to_be_imported(path: Path) -> None:
     needed = {module.split(".")[0] for module, top in imports(path) if top} - {""}
     own = {"csa_runtime"} | MAY_IMPORT.get(path.name, set())
-    own |= {"numpy"} if path.name == REFERENCE else set()
+    own |= {"numpy"} if path.name == REFERENCE else STUB if path.suffix == ".pyi" else set()
     assert needed - own <= set(sys.stdlib_module_names)
     lazy = (".reference", "._trial")
     early = [module for module, top in imports(path) if top and module.endswith(lazy)]
@@ -123,6 +125,7 @@ def test_the_runtime_needs_no_other_distribution_to_be_imported(path: Path) -> N
 @pytest.mark.parametrize("path", RUNTIME, ids=ids(RUNTIME))
 def test_only_optional_distributions_are_imported_later(path: Path) -> None:
     own = {"csa_runtime"} | MAY_IMPORT.get(path.name, set()) | OPTIONAL
+    own |= STUB if path.suffix == ".pyi" else set()
     assert roots(path) - own <= set(sys.stdlib_module_names)
 
 

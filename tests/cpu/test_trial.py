@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from csa_runtime import _demo, _native, _trial
+from csa_runtime import _demo, _device_memory, _native, _trial
 from csa_runtime.__main__ import main
+from csa_runtime.errors import DriverError
 from csa_runtime.reference import reference_backward, reference_forward
+from support import fake
 
 
 def at(address: int, rows: int, columns: int, stride: int, dtype: str) -> np.ndarray:
@@ -61,7 +62,22 @@ class Kernels:
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
+def driver(monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """The driver in tests/memory_driver.c; leaves nothing allocated and no context current."""
+    path = str(fake.library("memory_driver.c") / "libcuda.so.1")
+    monkeypatch.setattr(_device_memory, "LIBRARY", path)
+    return ctypes.CDLL(path)
+
+
+def left_behind(driver: ctypes.CDLL) -> tuple[int, int]:
+    """Allocations, and contexts pushed."""
+    names = ("memory_driver_allocations", "memory_driver_depth")
+    allocations, depth = (ctypes.c_int.in_dll(driver, name).value for name in names)
+    return allocations, depth
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch, driver: ctypes.CDLL) -> Kernels:
     """A GPU of compute capability 9.0 that is the host."""
     kernels = Kernels()
     device = {
@@ -71,9 +87,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     monkeypatch.setattr(_native, "load", lambda *_: None)
     monkeypatch.setattr(_native, "launch_forward", kernels.forward)
     monkeypatch.setattr(_native, "launch_backward", kernels.backward)
-    monkeypatch.setattr(_trial.Memory, "device", "cpu")
-    monkeypatch.setattr(_trial.Memory, "stream", 0)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     return kernels
 
 
@@ -81,7 +94,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
 def test_results_come_back_from_every_pointer(kernels: Kernels, ratio: int, coff: int) -> None:
     """Each array where the launcher was told it is, bit for bit."""
     problem = _trial.make([9, 0, 12], ratio=ratio, coff=coff, head_dim=5, padding=2, seed=1)
-    results = _trial.on_gpu(problem, _trial.Memory(), forward="a", backward="b")
+    results = _trial.on_gpu(problem, forward="a", backward="b")
     expected = _trial.on_cpu(problem)
     assert list(results) == list(_trial.RESULTS)
     for name, values in results.items():
@@ -106,14 +119,63 @@ def test_info_shows_the_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     text = capsys.readouterr().out
     assert "CUDA 13.0" in text
-    assert "Host, compute capability 90, 1 multiprocessors: images of sm_90" in text
+    assert "Host, compute capability 9.0, 1 multiprocessors: images of sm_90" in text
 
 
-def test_a_gpu_without_a_library_for_its_memory_is_an_error(
-    kernels: Kernels, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("kernels")
+def test_memory_is_freed_and_the_context_left(driver: ctypes.CDLL) -> None:
+    """After a run, and after one that failed."""
+    problem = _trial.make([9], ratio=4, coff=1, head_dim=5, padding=0, seed=1)
+    _trial.on_gpu(problem)
+    assert left_behind(driver) == (0, 0)
+    with pytest.raises(TypeError), _device_memory.Memory() as memory:
+        memory.upload(np.zeros(3))
+        assert left_behind(driver) == (1, 1)
+        raise TypeError
+    assert left_behind(driver) == (0, 0)
+
+
+def test_memory_keeps_empty_arrays(driver: ctypes.CDLL) -> None:
+    """Which the driver would refuse to allocate or copy."""
+    with _device_memory.Memory() as memory:
+        empty = np.zeros((0, 3), np.float32)
+        memory.download(memory.upload(empty), empty)
+    assert left_behind(driver) == (0, 0)
+
+
+@pytest.mark.parametrize("call", ["cuInit", "cuDevicePrimaryCtxRetain", "cuMemAlloc_v2",
+                                  "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2"])  # fmt: skip
+def test_a_failed_call_is_named(
+    call: str, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rather than a quiet run on the CPU."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["demo"]) == 1
-    assert "install torch (with CUDA) or cupy" in capsys.readouterr().err
+    """With the driver's name of the error and its number."""
+    monkeypatch.setenv("MEMORY_DRIVER_FAIL", call)
+    values = np.zeros(3)
+    with pytest.raises(DriverError, match="OUT_OF_MEMORY") as raised:
+        with _device_memory.Memory() as memory:
+            memory.download(memory.upload(values), values)
+    error = raised.value
+    assert (error.call, error.code, error.name) == (call, 2, "CUDA_ERROR_OUT_OF_MEMORY")
+    assert left_behind(driver) == (0, 0)
+
+
+def test_memory_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not an OSError."""
+    monkeypatch.setattr(_device_memory, "LIBRARY", "libcuda-not-here.so.1")
+    with pytest.raises(DriverError, match="cannot be opened") as raised:
+        _device_memory.Memory()
+    assert raised.value.call == "dlopen"
+
+
+@pytest.mark.parametrize("command", ["demo", "check"])
+def test_the_command_reports_a_full_device(
+    command: str,
+    kernels: Kernels,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In one line, rather than a quiet run on the CPU."""
+    monkeypatch.setenv("MEMORY_DRIVER_FAIL", "cuMemAlloc_v2")
+    assert main([command]) == 1
+    assert "CUDA_ERROR_OUT_OF_MEMORY (2)" in capsys.readouterr().err
     assert not kernels.variants

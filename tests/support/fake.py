@@ -43,13 +43,13 @@ fake.fake_capture.argtypes = [ctypes.c_void_p, ctypes.c_int]
 
 
 @functools.cache
-def library() -> Path:
-    """The folder of the fake libcuda.so.1, built once per test run."""
+def library(source: str = "fake_driver.c") -> Path:
+    """The folder of a fake libcuda.so.1 of this source, built once per test run."""
     folder = Path(tempfile.mkdtemp(prefix="fake_driver"))
     compiler = shutil.which(os.environ.get("CC", "cc"))
     assert compiler is not None, "a C compiler is needed: install gcc or clang, or set CC"
     subprocess.run(
-        [compiler, *FLAGS, "-o", str(folder / "libcuda.so.1"), str(TESTS / "fake_driver.c")],
+        [compiler, *FLAGS, "-o", str(folder / "libcuda.so.1"), str(TESTS / source)],
         check=True,
     )
     return folder
