@@ -7,7 +7,16 @@ form, is imported at its first use.
 
 from typing import Any
 
-from csa_runtime._native import launch_backward, launch_forward
+try:
+    from csa_runtime._native import launch_backward, launch_forward
+except ModuleNotFoundError as error:
+    if error.name != "csa_runtime._native":
+        raise
+    raise ImportError(
+        f"csa_runtime was imported from {__path__[0]}, which has no compiled module: this source "
+        "folder hides the installed package. Run Python from another folder, or install it for "
+        "development: pip install -e ."
+    ) from error
 from csa_runtime.diagnostics import backward_workspace_bytes, explain, info, load
 from csa_runtime.errors import BundleError, DriverError, UnsupportedArch
 from csa_runtime.ops import compressor_backward, compressor_forward

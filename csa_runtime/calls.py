@@ -94,13 +94,12 @@ def check_contents(call: Call, kv: Any, raw: tuple[Any, Any], rows: int) -> None
     prefixes.check_values(tokens, sums, call.kv.shape[0], call.ratio, rows, strict=False)
 
 
-def rows_of(call: Call, kv: Any, cu_seqlens_comp: Any, total_comp: Any, out: Any) -> int:
+def rows_of(call: Call, kv: Any, cu_seqlens_comp: Any, total_comp: Any, out: Array | None) -> int:
     """How many rows the forward makes."""
     if total_comp is not None:
         return checks.integer("total_comp", total_comp, 0)
     if out is not None:
-        shape = tuple(out.shape)
-        return int(shape[0]) if shape else 0
+        return out.shape[0] if out.shape else 0
     if call.owner.capturing(kv, call.stream):
         raise ValueError(
             "total_comp=None reads cu_seqlens_comp back, which a stream under capture cannot do; "

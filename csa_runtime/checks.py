@@ -47,10 +47,11 @@ def inputs(
             f"kv has shape {kv.shape}; (tokens, coff * head_dim) with coff = {coff} is allowed: "
             "flatten batches into one token dimension, or pass the coff that made it"
         )
-    allowed = (*DTYPE_CODES, "float64") if kv.device == "cpu" else tuple(DTYPE_CODES)
-    if kv.dtype not in allowed:
+    # Which of the coded dtypes have an image, and for which windows, is the launcher's to say.
+    if kv.dtype not in DTYPE_CODES and not (kv.device == "cpu" and kv.dtype == "float64"):
+        served = [*DTYPE_CODES, "float64"] if kv.device == "cpu" else _served()
         raise ValueError(
-            f"kv is {kv.dtype} on {kv.place}; {', '.join(allowed)} are allowed there: convert it"
+            f"kv is {kv.dtype} on {kv.place}; allowed there: {', '.join(served)}: convert it"
         )
     matrix(kv, kv.shape, kv.dtype, "kv")
     matrix(score, kv.shape, kv.dtype, "kv")
@@ -72,6 +73,15 @@ def inputs(
         )
     same_device(kv, (score, ape, cu_seqlens, cu_seqlens_comp))
     return kv.shape[1] // coff
+
+
+def _served() -> list[str]:
+    """The dtypes of kv that the bundle has images for."""
+    from csa_runtime import _native
+
+    short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    variants = _native.bundle_info()["variants"]
+    return sorted({short[v["dtype"]] for v in variants if v["operation"] != "reduce"})
 
 
 def bias(ape: Array, kv: Array, ratio: int) -> None:

@@ -41,10 +41,15 @@ def compressor_forward(
     Arrays are torch tensors, NumPy arrays, or have DLPack or `__cuda_array_interface__`. No
     gradient is recorded: `csa_runtime.torch.compressor` is the differentiable form.
 
+    Rows from `cu_seqlens_comp[-1]` on are padding: each holds the pack's first `ratio` tokens
+    pooled as a segment's first block. Leave them out of a loss; their gradient is dropped. What
+    the prefixes hold is not checked: malformed ones silently give unspecified values, unless
+    `CSA_RUNTIME_CHECK=1` is set or `check_prefixes` is called.
+
     Args:
         kv: `(T, W)` with `W = coff * head_dim`, bf16 (on the CPU also fp16, fp32, fp64).
         score: as kv; rows of both may be strided.
-        ape: `(ratio, W)` fp32 contiguous, or None for zeros.
+        ape: `(ratio, W)` fp32 contiguous (fp64 beside an fp64 kv), or None for zeros.
         cu_seqlens: int32 `(B + 1,)`, token prefixes.
         cu_seqlens_comp: int32 `(B + 1,)`, row prefixes.
         ratio: tokens of a block.
@@ -62,10 +67,10 @@ def compressor_forward(
         RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
     """
     call = begin(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, stream)
-    rows = rows_of(call, kv, cu_seqlens_comp, total_comp, out)
+    result = optional("out", out, call.exported)
+    rows = rows_of(call, kv, cu_seqlens_comp, total_comp, result)
     checks.enough_tokens(call.kv.shape[0], rows, call.ratio)
     shape = (rows, call.head_dim)
-    result = optional("out", out, call.exported)
     if result is not None:
         checks.matrix(result, shape, call.kv.dtype, "total_comp and kv")
         checks.same_device(call.kv, (result,))
@@ -106,6 +111,8 @@ def compressor_backward(
 ) -> Gradients:
     """Gradients of `compressor_forward`, every position written, unread ones with 0.
 
+    The gradient of padding rows (see the forward) is dropped, NaN included.
+
     Args:
         kv: as in the forward, and so score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, stream.
         score: as kv.
@@ -116,7 +123,8 @@ def compressor_backward(
         ratio: tokens of a block.
         coff: 1 or 2.
         grads: `(grad_kv, grad_score, grad_ape)` to write into; grad_ape None: not wanted.
-        workspace: contiguous, 16-byte aligned, at least `backward_workspace_bytes(...)`.
+        workspace: contiguous, 16-byte aligned; `backward_workspace_bytes(...)` always suffices.
+            None takes one from kv's library. The CPU needs none.
         accumulate: add to the given `grad_ape` instead of overwriting it.
         stream: as in the forward.
 
@@ -139,7 +147,7 @@ def compressor_backward(
     given = _given_gradients(call, grads, accumulate)
     scratch = optional("workspace", workspace, call.exported)
     if scratch is not None:
-        _check_workspace(call, scratch)
+        _check_workspace(call, scratch, rows, grads is None or grads[2] is not None)
     checks.outputs((*given, scratch), (*call.read, incoming))
     check_contents(call, kv, (cu_seqlens, cu_seqlens_comp), rows)
     if call.kv.device == "cpu":
@@ -177,6 +185,11 @@ def _given_gradients(
         raise ValueError(
             "grads lacks grad_kv or grad_score; None is allowed for grad_ape alone: pass both"
         )
+    if accumulate and call.ape is not None and grads[2] is None:
+        raise ValueError(
+            "accumulate=True with grads whose grad_ape is None; an array to add to is allowed: "
+            "pass one, or accumulate=False"
+        )
     grad_kv = describe("grad_kv", grads[0], call.exported)
     grad_score = describe("grad_score", grads[1], call.exported)
     grad_ape = optional("grad_ape", grads[2], call.exported)
@@ -190,7 +203,8 @@ def _given_gradients(
     return grad_kv, grad_score, grad_ape
 
 
-def _check_workspace(call: Call, scratch: Array) -> None:
+def _check_workspace(call: Call, scratch: Array, rows: int, sums: bool) -> None:
+    """Check a given workspace; its size only on the CPU, which stands in for any device."""
     if not checks.contiguous(scratch) or scratch.dtype not in ITEMSIZE or scratch.pointer % 16:
         raise ValueError(
             f"workspace is {scratch.dtype} {scratch.shape} with strides {scratch.strides} at "
@@ -198,14 +212,30 @@ def _check_workspace(call: Call, scratch: Array) -> None:
             "uint8 (backward_workspace_bytes(...),)"
         )
     checks.same_device(call.kv, (scratch,))
+    if call.kv.device != "cpu" or call.ape is None or not sums:
+        return
+    try:
+        needed = _workspace_bytes(call, rows)
+    except ValueError:  # nothing but the reference serves this window or dtype
+        return
+    given = _workspace_fields(scratch)["workspace_bytes"]
+    if given < needed:
+        raise ValueError(
+            f"workspace is {scratch.pointer:#x} of {given} bytes; a GPU may need {needed}: "
+            "allocate what backward_workspace_bytes() says, which always suffices"
+        )
+
+
+def _workspace_bytes(call: Call, rows: int) -> int:
+    code = checks.DTYPE_CODES.get(call.kv.dtype, 0)
+    return _native.backward_workspace_bytes(
+        call.kv.shape[0], rows, call.head_dim, call.ratio, call.coff, code
+    )
 
 
 def _take_workspace(call: Call, kv: Any, rows: int) -> Array | None:
     """Memory for the partial planes from kv's library, for as long as the launch needs it."""
-    size = _native.backward_workspace_bytes(
-        call.kv.shape[0], rows, call.head_dim, call.ratio, call.coff,
-        checks.DTYPE_CODES[call.kv.dtype],
-    )  # fmt: skip
+    size = _workspace_bytes(call, rows)
     if size == 0:
         return None
     capturing = call.owner.capturing(kv, call.stream)

@@ -35,40 +35,26 @@ _library.define(
 _Triple = tuple[Tensor, Tensor, Tensor]
 
 
-def _forward(
-    kv: Tensor,
-    score: Tensor,
-    ape: Tensor | None,
-    cu_seqlens: Tensor,
-    cu_seqlens_comp: Tensor,
-    ratio: int,
-    coff: int,
-    total_comp: int,
-) -> Tensor:
+def _forward(*arguments: Any) -> Tensor:
+    """`compressor_forward`, by its schema."""
+    ratio, coff, total_comp = arguments[5:]
     result: Tensor = ops.compressor_forward(
-        kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio=ratio, coff=coff, total_comp=total_comp
+        *arguments[:5], ratio=ratio, coff=coff, total_comp=total_comp
     )
     return result
 
 
-def _backward(
-    kv: Tensor,
-    score: Tensor,
-    ape: Tensor | None,
-    cu_seqlens: Tensor,
-    cu_seqlens_comp: Tensor,
-    grad_out: Tensor,
-    ratio: int,
-    coff: int,
-    need_ape: bool,
-) -> _Triple:
+def _backward(*arguments: Any) -> _Triple:
+    """`compressor_backward`, by its schema."""
+    kv: Tensor = arguments[0]
+    grad_out, ratio, coff, need_ape = arguments[5:]
     grads = None
     if not need_ape:
         grads = (kv.new_empty(kv.shape), kv.new_empty(kv.shape), None)
+    arrays = (*arguments[:5], _readable(grad_out))
     grad_kv, grad_score, grad_ape = ops.compressor_backward(
-        kv, score, ape, cu_seqlens, cu_seqlens_comp, _readable(grad_out),
-        ratio=ratio, coff=coff, grads=grads,
-    )  # fmt: skip
+        *arrays, ratio=ratio, coff=coff, grads=grads
+    )
     return grad_kv, grad_score, _nothing(kv) if grad_ape is None else grad_ape
 
 
@@ -91,30 +77,15 @@ for _device in ("CPU", "CUDA"):
     _library.impl("compressor_backward", _backward, _device)
 
 
-def _forward_shape(
-    kv: Tensor,
-    score: Tensor,
-    ape: Tensor | None,
-    cu_seqlens: Tensor,
-    cu_seqlens_comp: Tensor,
-    ratio: int,
-    coff: int,
-    total_comp: int,
-) -> Tensor:
+def _forward_shape(kv: Tensor, *others: Any) -> Tensor:
+    """Of `_forward`'s result, for the same arguments."""
+    coff, total_comp = others[-2:]
     return kv.new_empty((total_comp, kv.shape[1] // coff))
 
 
-def _backward_shapes(
-    kv: Tensor,
-    score: Tensor,
-    ape: Tensor | None,
-    cu_seqlens: Tensor,
-    cu_seqlens_comp: Tensor,
-    grad_out: Tensor,
-    ratio: int,
-    coff: int,
-    need_ape: bool,
-) -> _Triple:
+def _backward_shapes(kv: Tensor, score: Tensor, ape: Tensor | None, *others: Any) -> _Triple:
+    """Of `_backward`'s results, for the same arguments."""
+    need_ape = others[-1]
     grad_ape = ape.new_empty(ape.shape) if need_ape and ape is not None else _nothing(kv)
     return kv.new_empty(kv.shape), kv.new_empty(kv.shape), grad_ape
 
@@ -211,10 +182,16 @@ def compressor(
 
     Runs on the current stream of the tensors' device; on the CPU it is the reference.
 
+    Rows from `cu_seqlens_comp[-1]` on are padding: each holds the pack's first `ratio` tokens
+    pooled as a segment's first block. Leave them out of a loss; their gradient is dropped. What
+    the prefixes hold is not checked: malformed ones silently give unspecified values, unless
+    `CSA_RUNTIME_CHECK=1` is set or `check_prefixes` is called.
+
     Args:
-        kv: `(T, W)` with `W = coff * head_dim`, last dimension contiguous.
+        kv: `(T, W)` with `W = coff * head_dim`, last dimension contiguous; bf16, on the CPU also
+            fp16, fp32 and fp64.
         score: as kv.
-        ape: `(ratio, W)` fp32 contiguous, or None for zeros.
+        ape: `(ratio, W)` fp32 contiguous (fp64 beside an fp64 kv), or None for zeros.
         cu_seqlens: int32 `(B + 1,)`, token prefixes.
         cu_seqlens_comp: int32 `(B + 1,)`, row prefixes.
         ratio: tokens of a block.
@@ -230,6 +207,14 @@ def compressor(
         RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
     """
     checks.window(ratio, coff)
+    if not (
+        isinstance(kv, Tensor)
+        and isinstance(score, Tensor)
+        and (ape is None or isinstance(ape, Tensor))
+        and isinstance(cu_seqlens, Tensor)
+        and isinstance(cu_seqlens_comp, Tensor)
+    ):
+        raise _no_tensor(kv=kv, score=score, cu_seqlens=cu_seqlens, cu_seqlens_comp=cu_seqlens_comp)
     if total_comp is None:
         total_comp = _rows(cu_seqlens_comp)
     elif not torch.compiler.is_compiling() and not isinstance(total_comp, torch.SymInt):
@@ -241,6 +226,16 @@ def compressor(
     call: Any = _apply if wanted else _forward if _plain(inputs[:5]) else _forward_op
     result: Tensor = call(*inputs)
     return result
+
+
+def _no_tensor(**given: Any) -> ValueError:
+    """The first that is no tensor; ape if all of these are."""
+    name = next((name for name, array in given.items() if not isinstance(array, Tensor)), "ape")
+    kinds = ", ".join(f"{name} {type(array).__qualname__}" for name, array in given.items())
+    return ValueError(
+        f"{name} is no torch tensor ({kinds}); tensors are allowed: convert it, or call "
+        "csa_runtime.compressor_forward, which takes arrays of any library"
+    )
 
 
 def _rows(cu_seqlens_comp: Tensor) -> int:
