@@ -10,6 +10,7 @@
 
 /* Limits far above any real bundle; they keep later arithmetic within int32. */
 enum { MAX_RECORDS = 1 << 16, MAX_CTAS = 1 << 24, MAX_SHARED = 1 << 20, MAX_RATIO = 1 << 12 };
+enum { MAX_ALIGNMENT = 128, WARP_LOG2 = 5 };
 
 static bool power_of_two(int32_t x) { return x > 0 && (x & (x - 1)) == 0; }
 
@@ -25,24 +26,35 @@ static const char *bad_variant(const struct csa_variant *v) {
   if (v->parameter_count > CSA_MAX_PARAMETERS) return "too many parameters";
   for (uint32_t i = 0; i < v->parameter_count; i++)
     if (v->parameters[i] >= CSA_PARAMETER_COUNT) return "a parameter this library does not know";
-  if (v->operation == CSA_REDUCE) return NULL;
+  if (v->operation == CSA_REDUCE) {
+    if (v->kind != CSA_NO_WINDOW) return "bad kind";
+    if (v->ratio != 0 || v->coff != 0 || v->dtype != 0) return "bad window";
+    /* At least a warp's width keeps the grid of the largest plane below 2**31 blocks. */
+    if (!power_of_two(v->columns) || v->columns < 32 || v->columns > v->threads)
+      return "bad column count";
+    return NULL;
+  }
+  if (v->kind != CSA_SHORT && v->kind != CSA_LONG) return "bad kind";
   if (v->ratio < 1 || v->ratio > MAX_RATIO || v->coff < 1 || v->coff > 2) return "bad window";
   if (v->dtype < CSA_DTYPE_BF16 || v->dtype > CSA_DTYPE_FP32) return "unknown dtype";
   if (!power_of_two(v->columns) || v->columns > 16) return "bad column count";
+  if (!power_of_two(v->alignment) || v->alignment < v->columns || v->alignment > MAX_ALIGNMENT)
+    return "bad alignment";
   return NULL;
 }
 
 static const char *bad_schedule(const struct csa_bundle *bundle, const struct csa_schedule *s) {
   if (s->variant < 0 || s->variant >= bundle->variant_count) return "no such variant";
   const struct csa_variant *v = &bundle->variants[s->variant];
-  if (s->operation == CSA_REDUCE || s->operation != v->operation || s->ratio != v->ratio ||
-      s->coff != v->coff || s->dtype != v->dtype)
+  if (s->operation != v->operation || s->ratio != v->ratio || s->coff != v->coff ||
+      s->dtype != v->dtype)
     return "its variant is of another family";
   if (s->lanes_log2 < 0 || s->lanes_log2 > 10 || 1 << s->lanes_log2 > v->threads)
     return "bad lanes_log2";
+  if (v->kind == CSA_LONG && s->lanes_log2 != WARP_LOG2) return "bad lanes_log2";
   if (s->ctas < 0 || s->ctas > MAX_CTAS || s->fill_ctas < 0 || s->fill_ctas > MAX_CTAS)
     return "bad CTA count";
-  if (s->operation == CSA_BACKWARD && s->ctas < 1) return "backward without CTAs";
+  if ((s->operation == CSA_BACKWARD) != (s->ctas > 0)) return "only backward has CTAs";
   if (s->max_elements < -1) return "bad max_elements";
   return NULL;
 }

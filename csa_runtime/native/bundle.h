@@ -8,8 +8,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CSA_BUNDLE_SCHEMA = 1, CSA_MAX_PARAMETERS = 32, CSA_MAX_FAMILIES = 128 };
+enum { CSA_BUNDLE_SCHEMA = 1, CSA_MAX_PARAMETERS = 24, CSA_MAX_FAMILIES = 128 };
 enum csa_operation { CSA_FORWARD = 1, CSA_BACKWARD = 2, CSA_REDUCE = 3 };
+
+/* Short: a thread holds a row's whole window. Long: a block's warps share it. */
+enum csa_kind { CSA_NO_WINDOW = 0, CSA_SHORT = 1, CSA_LONG = 2 };
 
 /* Kernel parameters. The numbers are part of the format: append, never renumber. */
 enum csa_parameter {
@@ -61,14 +64,17 @@ struct csa_header {
 
 struct csa_variant {
   char name[64];
-  int32_t operation, ratio, coff, dtype, columns, threads, dynamic_shared;
+  int32_t operation, ratio, coff, dtype;
+  int32_t columns; /* of a thread; reduce: elements of a block */
+  int32_t threads, dynamic_shared;
   uint32_t parameter_count;
+  int32_t kind, alignment; /* alignment in elements: of 16-bit bases, row strides, head_dim */
   uint8_t parameters[CSA_MAX_PARAMETERS];
 };
 
 struct csa_schedule {
   int32_t arch, operation, ratio, coff, dtype, variant, lanes_log2, ctas, fill_ctas, reserved;
-  int64_t max_elements; /* rows * head_dim at most; -1: any */
+  int64_t max_elements; /* rows * head_dim at most, reduce: of a plane; -1: any */
   uint8_t pad[16];
 };
 

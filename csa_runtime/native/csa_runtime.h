@@ -93,7 +93,7 @@ CSA_API int csa_forward(const csa_args *args, void *stream);
 CSA_API int csa_backward(const csa_args *args, void *stream);
 
 /* Bytes of workspace that suffice for csa_backward on every device and for every alignment:
- * uses ratio, coff, dtype, tokens, rows and head_dim of `args`; needs no driver. */
+ * depends on ratio, coff, dtype and head_dim of `args` alone; needs no driver. */
 CSA_API int csa_backward_workspace_bytes(const csa_args *args, int64_t *bytes);
 
 /* Load and finish every kernel of a device's architecture, so that no later launch loads anything.

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "module.h"
+#include "names.h"
 
 /* Append `item`, whose reference is taken; 0 or -1. */
 static int append(PyObject *list, PyObject *item) {
@@ -19,15 +20,6 @@ static PyObject *hex(const uint8_t digest[32]) {
   }
   text[64] = 0;
   return PyUnicode_FromString(text);
-}
-
-static const char *operation_name(int32_t operation) {
-  return operation == CSA_FORWARD ? "forward" : operation == CSA_BACKWARD ? "backward" : "reduce";
-}
-
-static const char *dtype_name(int32_t dtype) {
-  static const char *const NAMES[] = {"f32", "bf16", "fp16", "fp32"};
-  return NAMES[dtype >= 0 && dtype <= 3 ? dtype : 0];
 }
 
 static PyObject *launches_list(const struct csa_explanation *e) {
@@ -83,11 +75,12 @@ static PyObject *variants_list(const struct csa_bundle *b) {
   PyObject *list = PyList_New(0);
   for (int32_t i = 0; list != NULL && i < b->variant_count; i++) {
     const struct csa_variant *v = &b->variants[i];
-    if (append(list,
-               Py_BuildValue("{s:s,s:s,s:i,s:i,s:s,s:i,s:i,s:i}", "name", v->name, "operation",
-                             operation_name(v->operation), "ratio", v->ratio, "coff", v->coff,
-                             "dtype", dtype_name(v->dtype), "columns", v->columns, "threads",
-                             v->threads, "dynamic_shared", v->dynamic_shared)) < 0)
+    if (append(list, Py_BuildValue("{s:s,s:s,s:i,s:i,s:s,s:s,s:i,s:i,s:i,s:i}", "name", v->name,
+                                   "operation", csa_operation_name(v->operation), "ratio", v->ratio,
+                                   "coff", v->coff, "dtype", csa_dtype_name(v->dtype), "kind",
+                                   csa_kind_name(v->kind), "columns", v->columns, "alignment",
+                                   v->alignment, "threads", v->threads, "dynamic_shared",
+                                   v->dynamic_shared)) < 0)
       Py_CLEAR(list);
   }
   return list;

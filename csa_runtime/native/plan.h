@@ -20,7 +20,7 @@ struct csa_plan {
   uint32_t grid_x, grid_y; /* of the operation; 0: nothing to launch */
   int64_t column_tiles;    /* blocks along the columns */
   int64_t groups;          /* backward: row groups, each with a partial APE plane */
-  int64_t fill_ctas;       /* backward: blocks that zero unconsumed tokens */
+  int64_t fill_ctas;       /* backward: blocks added that only zero unconsumed tokens */
   int64_t plane_elements;  /* backward: fp32 elements of one plane */
   int64_t workspace_bytes; /* backward with grad_ape: what this plan uses */
   int32_t launch_count;
@@ -28,17 +28,13 @@ struct csa_plan {
 };
 
 /* The launches of validated `args`. `variant` forces one by name (NULL: the first schedule that
- * fits). CSA_ERROR_VALUE where nothing can serve the call; CSA_ERROR_ARCH where only another
- * architecture's images could. */
+ * fits). Fails as csa_choose does. */
 int csa_plan_make(const struct csa_bundle *bundle, const struct csa_target *target,
                   enum csa_operation operation, const csa_args *args, const char *variant,
                   struct csa_plan *plan);
 
-/* Upper bound of workspace_bytes over every schedule of the family, whatever the device and the
- * alignment; 0 where there is none. Does not depend on the tokens. */
+/* Upper bound of workspace_bytes over every schedule of the family, whatever the device, the
+ * alignment, the tokens and the rows; 0 where there is no schedule. */
 int64_t csa_plan_workspace_bound(const struct csa_bundle *bundle, const csa_args *args);
-
-/* Bytes of an element of csa_args.dtype. */
-static inline int64_t csa_element_bytes(int32_t dtype) { return dtype == CSA_DTYPE_FP32 ? 4 : 2; }
 
 #endif

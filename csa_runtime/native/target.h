@@ -11,7 +11,6 @@ struct csa_target {
   int32_t shared_limit; /* bytes of shared memory that one block may opt into */
   /* For each family: the schedules between which all of this arch lie. */
   int32_t first_row[CSA_MAX_FAMILIES], end_row[CSA_MAX_FAMILIES];
-  int32_t reduce;  /* variant that sums the partial planes, or -1 */
   int32_t *images; /* index of each variant's image, or -1 */
 };
 

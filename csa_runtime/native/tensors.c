@@ -4,7 +4,6 @@
 #include <stdbool.h>
 
 #include "error.h"
-#include "plan.h"
 
 enum { WORKSPACE_ALIGNMENT = 16 };
 

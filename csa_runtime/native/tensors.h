@@ -23,4 +23,7 @@ int csa_tensors_collect(enum csa_operation operation, const csa_args *args,
 /* Outputs and workspace against every input and against one another. */
 int csa_tensors_check_overlap(const struct csa_tensors *tensors);
 
+/* Bytes of an element of csa_args.dtype. */
+static inline int64_t csa_element_bytes(int32_t dtype) { return dtype == CSA_DTYPE_FP32 ? 4 : 2; }
+
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "names.h"
 #include "tensors.h"
 
 /* sizeof(csa_args) when ABI version 1 was first published. */
@@ -36,22 +37,26 @@ int csa_args_accept(const csa_args *args, csa_args *copy, const csa_args **accep
   return CSA_OK;
 }
 
-static const char *dtype_name(int32_t dtype) {
-  return dtype == CSA_DTYPE_BF16 ? "bf16" : dtype == CSA_DTYPE_FP16 ? "fp16" : "fp32";
-}
-
-/* "ratio 2 coff 1, ratio 2 coff 2, ..." of one operation and dtype. */
+/* "bf16: ratio 2 coff 1, ratio 2 coff 2; fp16: ..." of one operation. */
 static const char *families(const struct csa_bundle *bundle, enum csa_operation operation,
-                            int32_t dtype, char *text, size_t bytes) {
+                            char *text, size_t bytes) {
   size_t used = 0;
   text[0] = 0;
-  for (int32_t i = 0; i < bundle->family_count && used < bytes; i++) {
-    const struct csa_family *f = &bundle->families[i];
-    if (f->operation != (int32_t)operation || f->dtype != dtype) continue;
-    used += (size_t)snprintf(text + used, bytes - used, "%sratio %d coff %d", used ? ", " : "",
-                             f->ratio, f->coff);
+  for (int32_t dtype = CSA_DTYPE_BF16; dtype <= CSA_DTYPE_FP32; dtype++) {
+    const char *separator = NULL;
+    for (int32_t i = 0; i < bundle->family_count && used < bytes; i++) {
+      const struct csa_family *f = &bundle->families[i];
+      if (f->operation != (int32_t)operation || f->dtype != dtype) continue;
+      if (separator == NULL)
+        used += (size_t)snprintf(text + used, bytes - used, "%s%s: ", used ? "; " : "",
+                                 csa_dtype_name(dtype));
+      if (used < bytes)
+        used += (size_t)snprintf(text + used, bytes - used, "%sratio %d coff %d",
+                                 separator != NULL ? separator : "", f->ratio, f->coff);
+      separator = ", ";
+    }
   }
-  return text[0] != 0 ? text : "nothing of this dtype";
+  return text[0] != 0 ? text : "nothing";
 }
 
 static int validate_family(const struct csa_bundle *bundle, enum csa_operation operation,
@@ -61,12 +66,10 @@ static int validate_family(const struct csa_bundle *bundle, enum csa_operation o
   if (csa_bundle_family(bundle, (int32_t)operation, a->ratio, a->coff, a->dtype) >= 0)
     return CSA_OK;
   char text[512];
-  return csa_fail(CSA_ERROR_VALUE,
-                  "ratio %d, coff %d, dtype %d (%s): no %s variant; the bundle (%s) serves %s in "
-                  "this dtype",
-                  a->ratio, a->coff, a->dtype, dtype_name(a->dtype),
-                  operation == CSA_FORWARD ? "forward" : "backward", bundle->source,
-                  families(bundle, operation, a->dtype, text, sizeof text));
+  return csa_fail(
+      CSA_ERROR_VALUE, "ratio %d, coff %d, dtype %d (%s): no %s variant; the bundle (%s) serves %s",
+      a->ratio, a->coff, a->dtype, csa_dtype_name(a->dtype), csa_operation_name(operation),
+      bundle->source, families(bundle, operation, text, sizeof text));
 }
 
 static int validate_count(const char *name, int64_t count, int64_t least, int64_t most) {

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CUBINS = ROOT / "cubins"
 OPERATIONS = ["", "forward", "backward", "reduce"]
 DTYPES = ["f32", "bf16"]
+KINDS = ["reduce", "short", "long"]
 
 
 @pytest.fixture
@@ -62,10 +63,11 @@ def unpack(data: bytes) -> dict[str, Any]:
     table: dict[str, Any] = {"variants": [], "schedules": [], "images": []}
     for i in range(variants):
         record = data[at_variants + 128 * i :][:128]
-        numbers = struct.unpack_from("<7iI", record, 64)
-        ids = list(record[96:128])
-        assert ids[numbers[7] :] == [0xFF] * (32 - numbers[7])
-        table["variants"].append((text(record[:64]), *numbers[:7], ids[: numbers[7]]))
+        numbers = struct.unpack_from("<7iI2i", record, 64)
+        ids = list(record[104:128])
+        assert ids[numbers[7] :] == [0xFF] * (24 - numbers[7])
+        name = text(record[:64])
+        table["variants"].append((name, *numbers[:7], *numbers[8:], ids[: numbers[7]]))
     for i in range(schedules):
         record = data[at_schedules + 64 * i :][:64]
         table["schedules"].append(struct.unpack_from("<10iq", record))
@@ -93,7 +95,8 @@ def test_packed_bundle_holds_exactly_the_committed_tree(manifest: dict[str, Any]
         assert (OPERATIONS[operation], ratio, coff) == (v["operation"], v["ratio"], v["coff"])
         assert DTYPES[dtype] == v["dtype"]
         params = [ids[p] for p in v["params"]]
-        assert rest == [v["columns"], v["threads"], v["dynamic_shared"], params]
+        assert rest[:3] == [v["columns"], v["threads"], v["dynamic_shared"]]
+        assert (KINDS[rest[3]], *rest[4:]) == (v["kind"], v["alignment"], params)
     for s, row in zip(manifest["schedules"], table["schedules"], strict=True):
         arch, operation, ratio, coff, dtype, variant, lanes, ctas, fill, zero, elements = row
         assert (arch, OPERATIONS[operation], ratio) == (s["arch"], s["operation"], s["ratio"])

@@ -65,7 +65,7 @@ def test_a_device_without_images_is_unsupported(capability: str) -> None:
         assert error["type"] == "UnsupportedArch"
         assert f"device 0 has compute capability {int(capability) / 10}" in error["text"]
         assert "sm_80, sm_90, sm_100, sm_120" in error["text"]
-        assert f"tools/build_cubins --arch {capability}" in error["text"]
+        assert ("tools/build_cubins" in error["text"]) == (int(capability) >= 80)
     assert not run.named("cuLibraryLoadData", "cuDevicePrimaryCtxRetain")
 
 

@@ -4,7 +4,6 @@
 import ast
 import hashlib
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from csa_runtime import _native
 from support import fake
-from support.bundles import committed, first_image, header, with_header, with_record
+from support.bundles import committed, first_image, flip, header, with_record, word
 from support.expected import manifest
 from support.problems import forward
 
@@ -23,7 +22,10 @@ def test_the_embedded_bundle_is_the_committed_one() -> None:
     info, table = _native.bundle_info(), manifest()
     assert info["source"] == "embedded" and info["schema"] == 1
     assert bytes.fromhex(info["sha256"]) == header(committed())["sha256"]
-    keys = ("name", "operation", "ratio", "coff", "dtype", "columns", "threads", "dynamic_shared")
+    keys = (
+        "name", "operation", "ratio", "coff", "dtype", "kind", "columns", "alignment", "threads",
+        "dynamic_shared",
+    )  # fmt: skip
     assert info["variants"] == [{k: v[k] for k in keys} for v in table["variants"]]
     keys = ("variant", "arch", "sha256", "bytes", "registers", "static_shared", "symbol")
     assert info["images"] == [{k: i[k] for k in keys} for i in table["images"]]
@@ -46,126 +48,6 @@ def test_sha256_agrees_with_hashlib_at_every_block_boundary(tmp_path: Path) -> N
         FAKE_CUDA_DEVICES="80",
     )
     assert run.output is None and len(run.named("cuLibraryLoadData")) == len(mine) > 20
-
-
-def word(value: int) -> bytes:
-    """A little-endian int32."""
-    return struct.pack("<i", value)
-
-
-def quad(value: int) -> bytes:
-    """A little-endian uint64."""
-    return struct.pack("<Q", value)
-
-
-def flip(data: bytes, at: int) -> bytes:
-    """One bit changed."""
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
-DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "empty": (lambda b: b"", "not a regular file with contents"),
-    "shorter than a header": (lambda b: b[:127], "shorter than a header"),
-    "truncated": (lambda b: b[:-1], "bytes, not the"),
-    "longer": (lambda b: b + b"\0", "bytes, not the"),
-    "cut after the header": (
-        lambda b: with_header(b[:128], total_bytes=128),
-        "a table lies outside",
-    ),
-    "cut after the tables": (
-        lambda b: with_header(b[: first_image(b)], total_bytes=first_image(b)),
-        "damaged",
-    ),
-    "another magic": (lambda b: b"X" + b[1:], "no bundle.bin"),
-    "another schema": (
-        lambda b: with_header(b, schema=2),
-        "has schema 2; this library reads schema 1",
-    ),
-    "another header size": (lambda b: with_header(b, header_bytes=64), "bad header size"),
-    "a bit of the tables": (lambda b: flip(b, 200), "tables: sha256 differs"),
-    "the last bit of the tables": (lambda b: flip(b, first_image(b) - 1), "tables: sha256 differs"),
-    "a bit of the digest": (
-        lambda b: with_header(b, sha256=flip(header(b)["sha256"], 0)),
-        "tables: sha256 differs",
-    ),
-    "too many variants": (lambda b: with_header(b, variants=2**32 - 1), "a table lies outside"),
-    "too many images": (lambda b: with_header(b, images=2**16), "a table lies outside"),
-    "table beyond the file": (lambda b: with_header(b, off_images=2**63), "a table lies outside"),
-    "table within the header": (lambda b: with_header(b, off_variants=8), "a table lies outside"),
-    "table off its alignment": (lambda b: with_header(b, off_variants=129), "a table lies outside"),
-    "image over the tables": (
-        lambda b: with_record(b, "images", 0, 24, quad(128)),
-        "an image lies over a table",
-    ),
-    "image beyond the file": (lambda b: with_record(b, "images", 1, 24, quad(2**40)), "bad offset"),
-    "image that wraps": (lambda b: with_record(b, "images", 1, 32, quad(2**64 - 64)), "bad size"),
-    "image of no bytes": (lambda b: with_record(b, "images", 1, 32, quad(0)), "bad size"),
-    "image of no variant": (lambda b: with_record(b, "images", 1, 0, word(999)), "no such variant"),
-    "image of variant -1": (lambda b: with_record(b, "images", 1, 0, word(-1)), "no such variant"),
-    "unending symbol": (
-        lambda b: with_record(b, "images", 1, 72, b"x" * 96),
-        "symbol is no string",
-    ),
-    "unending name": (lambda b: with_record(b, "variants", 0, 0, b"x" * 64), "name is no string"),
-    "unknown operation": (
-        lambda b: with_record(b, "variants", 0, 64, word(4)),
-        "unknown operation",
-    ),
-    "no ratio": (lambda b: with_record(b, "variants", 0, 68, word(0)), "bad window"),
-    "unknown dtype": (lambda b: with_record(b, "variants", 0, 76, word(9)), "unknown dtype"),
-    "three columns": (lambda b: with_record(b, "variants", 0, 80, word(3)), "bad column count"),
-    "block of 96": (lambda b: with_record(b, "variants", 0, 84, word(96)), "bad block size"),
-    "negative shared": (lambda b: with_record(b, "variants", 0, 88, word(-1)), "bad shared size"),
-    "many parameters": (
-        lambda b: with_record(b, "variants", 0, 92, word(33)),
-        "too many parameters",
-    ),
-    "unknown parameter": (lambda b: with_record(b, "variants", 0, 96, b"\x1b"), "does not know"),
-    "schedule of no variant": (
-        lambda b: with_record(b, "schedules", 0, 20, word(99)),
-        "schedule 0: no such variant",
-    ),
-    "schedule of another family": (
-        lambda b: with_record(b, "schedules", 0, 8, word(4)),
-        "another family",
-    ),
-    "more lanes than threads": (
-        lambda b: with_record(b, "schedules", 0, 24, word(8)),
-        "bad lanes_log2",
-    ),
-    "negative CTAs": (lambda b: with_record(b, "schedules", 0, 28, word(-1)), "bad CTA count"),
-}
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Each damaged file's error: one process, which forks a child for each file."""
-    folder, data = tmp_path_factory.mktemp("damaged"), committed()
-    paths = {}
-    for number, (name, (change, _)) in enumerate(DAMAGE.items()):
-        paths[name] = str(folder / f"{number}.bin")
-        Path(paths[name]).write_bytes(change(data))
-    script = f"""
-results = {{}}
-for name, path in {paths!r}.items():
-    reader, writer = os.pipe()
-    if os.fork() == 0:
-        error = attempt(csa_runtime.load, 0, bundle=path)
-        os.write(writer, json.dumps([error, attempt(csa_runtime.load, 0, bundle=path)]).encode())
-        os._exit(0)
-    os.wait()
-    results[name] = json.loads(os.read(reader, 65536))
-emit(results)
-"""
-    return fake.run(script).output
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_bundle_is_refused(name: str, outcomes: dict[str, Any]) -> None:
-    error, again = outcomes[name]
-    assert error is not None, "accepted"
-    assert error["type"] == "BundleError" and DAMAGE[name][1] in error["text"], error["text"]
-    assert again == error, "no half-open bundle is left behind"
 
 
 def test_a_damaged_image_is_refused_when_it_loads(tmp_path: Path) -> None:
@@ -209,7 +91,8 @@ def test_parameters_lie_at_natural_offsets_in_the_bundles_order(tmp_path: Path) 
     data, table = committed(), manifest()
     ids = bytes(table["parameters"][name]["id"] for name in ("tokens", "kv", "rows", "out"))
     for index in range(len(table["variants"])):
-        data = with_record(data, "variants", index, 92, word(4) + ids)
+        data = with_record(data, "variants", index, 92, word(4))
+        data = with_record(data, "variants", index, 104, ids)
     path = tmp_path / "b.bin"
     path.write_bytes(data)
     call = forward()

@@ -13,7 +13,8 @@ from support.problems import address, backward, forward
 pytestmark = pytest.mark.L0
 
 TABLE = expected.manifest()
-WINDOWS = [(2, 1), (2, 2), (4, 1), (4, 2)]
+BY_NAME = {variant["name"]: variant for variant in TABLE["variants"]}
+WINDOWS = sorted({(v["ratio"], v["coff"]) for v in TABLE["variants"] if v["ratio"]})
 CALLS = {"forward": forward, "backward": backward}
 
 
@@ -22,10 +23,12 @@ def explain(operation: str, call: dict[str, Any], capability: int = 90, **more: 
     return _native.explain(operation, compute_capability=capability, **call, **more)
 
 
-def agree(operation: str, call: dict[str, Any], capability: int = 90) -> Any:
+def agree(
+    operation: str, call: dict[str, Any], capability: int = 90, variant: str | None = None
+) -> Any:
     """Assert that the launcher plans what the manifest's rules say; return its account."""
-    plan = explain(operation, call, capability)
-    want = expected.launches(operation, call, capability, TABLE)
+    plan = explain(operation, call, capability, variant=variant)
+    want = expected.launches(operation, call, capability, TABLE, variant)
     got = [
         (x["variant"], x["grid"], x["block"], x["shared"], x["parameters"])
         for x in plan["launches"]
@@ -40,7 +43,7 @@ def agree(operation: str, call: dict[str, Any], capability: int = 90) -> Any:
 def test_plan_follows_the_schedules(operation: str, window: tuple[int, int], head_dim: int) -> None:
     ratio, coff = window
     for rows, tokens in itertools.product(
-        (0, 1, 2, 7, 8, 9, 1 << 20, 2**31 - 1), (4, 257, 2**31 - 1)
+        (0, 1, 2, 7, 8, 9, 1 << 20, 2**31 - 1), (ratio, 2 * ratio + 257, 2**31 - 1)
     ):
         call = CALLS[operation](ratio, coff, head_dim, tokens, rows)
         plan = agree(operation, call)
@@ -57,19 +60,22 @@ def test_every_capability_gets_the_images_of_its_major(operation: str, capabilit
 
 
 @pytest.mark.parametrize("operation", CALLS)
-def test_alignment_of_any_tensor_narrows_the_variant(operation: str) -> None:
+@pytest.mark.parametrize("window", WINDOWS)
+def test_alignment_of_any_tensor_narrows_the_variant(
+    operation: str, window: tuple[int, int]
+) -> None:
+    ratio, coff = window
+    call = CALLS[operation](ratio, coff, tokens=4 * ratio, rows=4)
     names = [*expected.ALIGNED[operation], "ape"]
     for name, offset in itertools.product(names, (2, 4, 8, 16)):
         if name == "ape" and offset == 2:
             continue
-        call = CALLS[operation]()
         agree(operation, call | {name: address(name) + offset})
-    for name, extra in itertools.product(expected.ALIGNED[operation], (1, 2, 3, 4)):
-        call = CALLS[operation]()
-        call[f"{name}_stride"] += extra
-        agree(operation, call)
-    odd = explain(operation, CALLS[operation]() | {"kv": address("kv") + 2})
-    assert odd["variant"].endswith("_v1")
+    for name, extra in itertools.product(expected.ALIGNED[operation], (1, 2, 3, 4, 8)):
+        stride = f"{name}_stride"
+        agree(operation, call | {stride: call[stride] + extra})
+    odd = explain(operation, call | {"kv": address("kv") + 2})
+    assert BY_NAME[odd["variant"]]["alignment"] == 1
 
 
 def test_stride_of_a_single_row_does_not_narrow_the_variant() -> None:
@@ -87,15 +93,49 @@ def test_a_schedule_serves_up_to_its_largest_problem(operation: str) -> None:
             continue
         most = row["max_elements"] // head_dim
         for rows in (most, most + 1):
-            call = CALLS[operation](row["ratio"], row["coff"], head_dim, 4 * rows, rows)
+            tokens = min(row["ratio"] * rows, 2**31 - 1)
+            call = CALLS[operation](row["ratio"], row["coff"], head_dim, tokens, rows)
             agree(operation, call, row["arch"])
+
+
+def test_the_reduction_goes_by_the_planes_elements() -> None:
+    chosen = set()
+    for row in TABLE["schedules"]:
+        if row["operation"] == "reduce" and row["max_elements"] >= 0:
+            most = row["max_elements"] // 8
+            for head_dim in (most, most + 1):
+                plan = agree("backward", backward(4, 2, head_dim), row["arch"])
+                chosen.add(plan["launches"][1]["variant"])
+    assert chosen == {v["name"] for v in TABLE["variants"] if v["operation"] == "reduce"}
+
+
+def test_blocks_are_added_for_the_zeros_only_where_rows_leave_some_out() -> None:
+    few = agree("backward", backward(rows=1, tokens=1 << 20))
+    assert few["groups"] == 1 and few["fill_ctas"] > 0
+    row = next(r for r in TABLE["schedules"] if r["variant"] == few["variant"] and r["arch"] == 90)
+    assert few["grid"] == (row["fill_ctas"], 1, 1)
+    many = agree("backward", backward(rows=1 << 20, tokens=1 << 22))
+    assert many["fill_ctas"] == 0
+    assert many["grid"] == (many["groups"] * many["column_tiles"], 1, 1)
+
+
+def test_every_image_is_scheduled() -> None:
+    images = {(image["variant"], image["arch"]) for image in TABLE["images"]}
+    assert images == {(row["variant"], row["arch"]) for row in TABLE["schedules"]}
+
+
+def test_every_image_fits_the_best_device_of_its_architecture() -> None:
+    for image in TABLE["images"]:
+        shared = image["static_shared"] + BY_NAME[image["variant"]]["dynamic_shared"]
+        assert shared <= expected.SHARED[image["arch"]] << 10, image["file"]
 
 
 def test_no_rows_launch_nothing_forward_and_only_zeros_backward() -> None:
     assert agree("forward", forward(rows=0))["launches"] == []
     plan = agree("backward", backward(rows=0))
     assert plan["groups"] == 0 and plan["workspace_bytes"] == 0
-    assert [x["variant"] for x in plan["launches"]][1:] == ["csa_reduce_f32"]
+    assert plan["grid"][0] == plan["fill_ctas"] > 0
+    assert [x["variant"] for x in plan["launches"]][1:] == ["csa_reduce_f32_e32"]
     assert agree("backward", backward(rows=0, tokens=0, grad_ape=None))["launches"] == []
 
 
@@ -114,37 +154,54 @@ def test_accumulate_reaches_the_reduction_alone() -> None:
 
 
 @pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("head_dim", [1, 2, 96, 128, 512, 4096, 8_388_480])
+def test_workspace_bound_is_the_most_planes_of_any_schedule(
+    window: tuple[int, int], head_dim: int
+) -> None:
+    ratio, coff = window
+    bounds = {
+        _native.backward_workspace_bytes(tokens, rows, head_dim, ratio, coff, 1)
+        for tokens, rows in itertools.product((ratio, 1 << 20, 2**31 - 1), (0, 1, 2**31 - 1))
+    }
+    assert bounds == {expected.workspace_bound(TABLE, ratio, coff, head_dim)}
+
+
+@pytest.mark.parametrize("window", WINDOWS)
 def test_workspace_bound_covers_every_plan(window: tuple[int, int]) -> None:
     ratio, coff = window
-    for head_dim, rows in itertools.product((1, 2, 96, 128, 512, 4096), (0, 1, 100, 1 << 20)):
-        bounds = {
-            _native.backward_workspace_bytes(tokens, rows, head_dim, ratio, coff, 1)
-            for tokens in (ratio, 1 << 20, 2**31 - 1)
-        }
-        assert len(bounds) == 1, "it must not depend on the tokens"
-        bound = bounds.pop()
-        assert bound % 256 == 0
+    for head_dim in (1, 2, 8, 96, 128, 129, 256, 512, 1024, 4096):
+        bound = _native.backward_workspace_bytes(ratio, 0, head_dim, ratio, coff, 1)
         assert coff * head_dim > 1024 or bound <= 32 << 20
-        for capability, offset in itertools.product((80, 90, 100, 120), (0, 2, 4)):
+        for rows, capability, offset in itertools.product(
+            (1, 100, 1 << 20), (80, 86, 90, 100, 120), (0, 2, 4, 8)
+        ):
             call = backward(ratio, coff, head_dim, 1 << 20, rows)
             call["kv"] += offset
             assert explain("backward", call, capability)["workspace_bytes"] <= bound
 
 
-def test_forced_variant_is_taken() -> None:
-    for columns in (1, 2, 4):
-        name = f"csa_forward_r4_c2_bf16_v{columns}"
-        assert explain("forward", forward(), variant=name)["variant"] == name
+@pytest.mark.parametrize("arch", [80, 90, 100, 120])
+def test_forced_variant_runs_as_its_first_schedule_says(arch: int) -> None:
+    forced = {row["variant"] for row in TABLE["schedules"] if row["arch"] == arch}
+    for name in forced:
+        variant = BY_NAME[name]
+        if variant["operation"] == "reduce":
+            continue
+        make, ratio = CALLS[variant["operation"]], variant["ratio"]
+        for rows in (1, 1 << 20):
+            call = make(ratio, variant["coff"], 512, min(rows * ratio, 1 << 24), rows)
+            plan = agree(variant["operation"], call, arch, name)
+            assert plan["variant"] == name
 
 
 @pytest.mark.parametrize(
     ("call", "variant", "message"),
     [
-        (forward(), "no_such", "no forward variant"),
+        (forward(), "no_such", r"no forward variant .*csa_runtime\.info\(\) lists them"),
         (forward(), "csa_forward_r2_c2_bf16_v4", "no forward variant of ratio 4, coff 2"),
-        (forward(), "csa_reduce_f32", "no forward variant"),
-        (forward(head_dim=6), "csa_forward_r4_c2_bf16_v4", "4 columns at once"),
-        (forward(kv=2), "csa_forward_r4_c2_bf16_v2", "2 columns at once"),
+        (forward(), "csa_reduce_f32_e32", "no forward variant"),
+        (forward(head_dim=6), "csa_forward_r4_c2_bf16_v4", "multiples of 4 elements"),
+        (forward(kv=2), "csa_forward_r4_c2_bf16_v2", "multiples of 2 elements"),
     ],
 )
 def test_forced_variant_that_cannot_serve_is_refused(
@@ -155,12 +212,16 @@ def test_forced_variant_that_cannot_serve_is_refused(
 
 
 @pytest.mark.parametrize("capability", [50, 75, 87, 110, 130])
-def test_capability_without_images_says_what_there_is(capability: int) -> None:
+def test_capability_without_images_says_what_there_is_and_what_helps(capability: int) -> None:
     with pytest.raises(UnsupportedArch) as failure:
         explain("forward", forward(), capability)
     text = str(failure.value)
     assert f"{capability // 10}.{capability % 10}" in text
-    assert "sm_80, sm_90, sm_100, sm_120" in text and f"build_cubins --arch {capability}" in text
+    assert "sm_80, sm_90, sm_100, sm_120" in text
+    if capability < 80:
+        assert "before compute capability 8.0" in text and "build_cubins" not in text
+    else:
+        assert "ARCHITECTURES in aot/variants.py, run tools/build_cubins" in text
 
 
 def test_explain_refuses_an_unknown_operation() -> None:

@@ -50,7 +50,9 @@ for op in ("forward", "backward"):
     case("coff 3", op, "ratio 4, coff 3", coff=3)
     case("dtype 0", op, "dtype is 0", dtype=0)
     case("dtype 4", op, "dtype is 4", dtype=4)
-    case("fp16, not in the bundle", op, "dtype 2 .fp16.: no .* variant", dtype=2)
+    case(
+        "fp16, not in the bundle", op, "fp16.: no .* serves bf16: ratio 2 coff 1, ratio 2", dtype=2
+    )
     case("unknown flags", op, "flags is 0x2", flags=2)
     case("flags that are a sign", op, "flags is 0x80000000", flags=-(2**31))
     case("accumulate", op, None, flags=1)

@@ -63,3 +63,13 @@ def with_record(data: bytes, table: str, index: int, offset: int, value: bytes) 
     at = header(data)[f"off_{table}"] + index * RECORD_BYTES[table] + offset
     data = data[:at] + value + data[at + len(value) :]
     return with_header(data, sha256=hashlib.sha256(data[128 : first_image(committed())]).digest())
+
+
+def word(value: int) -> bytes:
+    """A little-endian int32."""
+    return struct.pack("<i", value)
+
+
+def flip(data: bytes, at: int) -> bytes:
+    """One bit changed."""
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]

@@ -3,6 +3,7 @@
 
 import json
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ ALIGNED = {
     "backward": ("kv", "score", "grad_out", "grad_kv", "grad_score"),
 }
 PER_ROW = ("out", "grad_out")
+GRID_Y_MAX = 65535
 
 
 def manifest() -> dict[str, Any]:
@@ -54,52 +56,85 @@ def architecture(table: dict[str, Any], capability: int) -> int:
     return max(a for a in archs if a // 10 == capability // 10 and a <= capability)
 
 
-def fits(operation: str, call: dict[str, Any], columns: int) -> bool:
-    """Whether alignment lets a variant of that many columns serve the call."""
-    if call["head_dim"] % columns or (call["ape"] and call["ape"] % min(16, 4 * columns)):
+def fits(operation: str, call: dict[str, Any], variant: dict[str, Any]) -> bool:
+    """Whether alignment lets a variant serve the call."""
+    unit = variant["alignment"]
+    if call["head_dim"] % unit or (call["ape"] or 0) % min(16, 4 * variant["columns"]):
         return False
     for name in ALIGNED[operation]:
         rows = call["rows"] if name in PER_ROW else call["tokens"]
-        if (call[name] or 0) % (2 * columns) or (rows > 1 and call[f"{name}_stride"] % columns):
+        if (call[name] or 0) % (2 * unit) or (rows > 1 and call[f"{name}_stride"] % unit):
             return False
     return True
 
 
-def choose(
-    table: dict[str, Any], operation: str, call: dict[str, Any], arch: int, limit: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The first fitting schedule row and its variant."""
+def columns_layout(
+    row: dict[str, Any], variant: dict[str, Any], head_dim: int
+) -> tuple[int, int, int]:
+    """(log2 of lanes along the columns, blocks along the columns, rows that a block holds)."""
+    wide, threads = up(head_dim, variant["columns"]), variant["threads"]
+    if variant["kind"] == "long":
+        return 5, up(wide, 32), 1
+    log2 = min(row["lanes_log2"], (wide - 1).bit_length())
+    while up(wide, 1 << log2) > GRID_Y_MAX and 1 << log2 < threads:
+        log2 += 1
+    return log2, up(wide, 1 << log2), threads >> log2
+
+
+def scheduled(
+    table: dict[str, Any], family: tuple[Any, ...], arch: int, limit: int, elements: int
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Rows of (operation, ratio, coff, dtype) that size and shared memory allow, with variants."""
     variants = {variant["name"]: variant for variant in table["variants"]}
     static = {i["variant"]: i["static_shared"] for i in table["images"] if i["arch"] == arch}
-    wanted = (arch, operation, call["ratio"], call["coff"], "bf16")
     for row in table["schedules"]:
-        if tuple(row[k] for k in ("arch", "operation", "ratio", "coff", "dtype")) != wanted:
+        if tuple(row[k] for k in ("arch", "operation", "ratio", "coff", "dtype")) != (
+            arch, *family,
+        ):  # fmt: skip
             continue
         variant = variants[row["variant"]]
-        if 0 <= row["max_elements"] < call["rows"] * call["head_dim"]:
+        if 0 <= row["max_elements"] < elements:
             continue
-        if static[row["variant"]] + variant["dynamic_shared"] > limit:
+        if static[row["variant"]] + variant["dynamic_shared"] <= limit:
+            yield row, variant
+
+
+def choose(
+    table: dict[str, Any],
+    operation: str,
+    call: dict[str, Any],
+    arch: int,
+    limit: int,
+    forced: str | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The first schedule row that fits a call, and its variant; `forced`: of that variant."""
+    family = (operation, call["ratio"], call["coff"], "bf16")
+    elements = 0 if forced else call["rows"] * call["head_dim"]
+    for row, variant in scheduled(table, family, arch, limit, elements):
+        if forced not in (None, row["variant"]):
             continue
-        if fits(operation, call, variant["columns"]):
+        tiles = columns_layout(row, variant, call["head_dim"])[1]
+        if fits(operation, call, variant) and tiles <= GRID_Y_MAX:
             return row, variant
     raise LookupError(f"no schedule for {call}")
 
 
 def launches(
-    operation: str, call: dict[str, Any], capability: int, table: dict[str, Any] | None = None
+    operation: str,
+    call: dict[str, Any],
+    capability: int,
+    table: dict[str, Any] | None = None,
+    forced: str | None = None,
 ) -> list[Launch]:
     """The launches of one call on a device of that compute capability."""
     table = table or manifest()
-    arch = architecture(table, capability)
-    row, variant = choose(table, operation, call, arch, SHARED[capability] << 10)
-    threads, rows = variant["threads"], call["rows"]
-    wide = up(call["head_dim"], variant["columns"])
-    log2 = min(row["lanes_log2"], (wide - 1).bit_length())
-    while up(wide, 1 << log2) > 65535 and 1 << log2 < threads:
-        log2 += 1
-    tiles, blocks = up(wide, 1 << log2), up(rows, threads >> log2)
-    groups = min(max(up(row["ctas"], tiles), 1), blocks)
-    fill = min(row["fill_ctas"], up(call["tokens"], threads))
+    arch, limit = architecture(table, capability), SHARED[capability] << 10
+    row, variant = choose(table, operation, call, arch, limit, forced)
+    log2, tiles, row_lanes = columns_layout(row, variant, call["head_dim"])
+    blocks = up(call["rows"], row_lanes)
+    groups = min(max(row["ctas"] // tiles, 1), blocks)
+    main = groups * tiles
+    fill = max(min(row["fill_ctas"], up(call["tokens"], variant["threads"])) - main, 0)
     plane = call["ratio"] * call["coff"] * call["head_dim"]
     wants = bool(call.get("grad_ape"))
     values = call | {
@@ -107,12 +142,23 @@ def launches(
         "lanes_log2": log2, "column_tiles": tiles, "groups": groups, "fill_ctas": fill,
         "plane_elements": plane, "accumulate": call.get("flags", 0) & 1,
     } if operation == "backward" else call | {"lanes_log2": log2}  # fmt: skip
-    grid = (blocks, tiles) if operation == "forward" else (groups * tiles + fill, 1)
+    grid = (blocks, tiles) if operation == "forward" else (main + fill, 1)
     result = [_launch(table, variant, arch, grid, values)] if grid[0] else []
     if operation == "backward" and wants:
-        reduce = next(v for v in table["variants"] if v["operation"] == "reduce")
-        result.append(_launch(table, reduce, arch, (up(plane, 32), 1), values))
+        _, reduce = next(scheduled(table, ("reduce", 0, 0, "f32"), arch, limit, plane))
+        result.append(_launch(table, reduce, arch, (up(plane, reduce["columns"]), 1), values))
     return result
+
+
+def workspace_bound(table: dict[str, Any], ratio: int, coff: int, head_dim: int) -> int:
+    """Bytes of the most partial planes that any row of any architecture asks for."""
+    variants = {variant["name"]: variant for variant in table["variants"]}
+    groups = 0
+    for row in table["schedules"]:
+        if (row["operation"], row["ratio"], row["coff"]) == ("backward", ratio, coff):
+            tiles = columns_layout(row, variants[row["variant"]], head_dim)[1]
+            groups = max(groups, row["ctas"] // tiles, 1)
+    return up(groups * ratio * coff * head_dim * 4, 256) * 256
 
 
 def _launch(

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layout.h"
+
+enum { GRID_Y_MAX = 65535 };
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static int log2_of(int32_t power) { return __builtin_ctz((unsigned)power); }
+
+static int64_t ceil_shift(int64_t a, int log2) { return (a + ((int64_t)1 << log2) - 1) >> log2; }
+
+static int ceil_log2(int64_t x) {
+  return x <= 1 ? 0 : 64 - __builtin_clzll((unsigned long long)(x - 1));
+}
+
+bool csa_lay_out(const struct csa_variant *v, const struct csa_schedule *row, const csa_args *a,
+                 struct csa_layout *layout) {
+  int64_t column_threads = ceil_shift(a->head_dim, log2_of(v->columns));
+  int threads_log2 = log2_of(v->threads);
+  struct csa_layout l = {.lanes_log2 = row->lanes_log2};
+  if (v->kind == CSA_LONG) { /* a warp along the columns; the warps share each row's window */
+    l.column_tiles = ceil_shift(column_threads, l.lanes_log2);
+    l.row_blocks = a->rows;
+  } else {
+    l.lanes_log2 = (int32_t)least(l.lanes_log2, ceil_log2(column_threads));
+    while ((l.column_tiles = ceil_shift(column_threads, l.lanes_log2)) > GRID_Y_MAX &&
+           l.lanes_log2 < threads_log2)
+      l.lanes_log2++;
+    l.row_blocks = ceil_shift(a->rows, threads_log2 - l.lanes_log2);
+  }
+  if (row->ctas > 0) { /* backward */
+    l.groups = least(most(row->ctas / l.column_tiles, 1), l.row_blocks);
+    int64_t fill = least(row->fill_ctas, ceil_shift(a->tokens, threads_log2));
+    l.fill_ctas = most(fill - l.groups * l.column_tiles, 0);
+  }
+  *layout = l;
+  return l.column_tiles <= GRID_Y_MAX;
+}

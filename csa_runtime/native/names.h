@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What messages and info() call the format's numbers. */
+#ifndef CSA_NAMES_H
+#define CSA_NAMES_H
+
+#include "bundle.h"
+
+static inline const char *csa_operation_name(int32_t operation) {
+  return operation == CSA_FORWARD ? "forward" : operation == CSA_BACKWARD ? "backward" : "reduce";
+}
+
+/* 0 is the reduction's, which has none of csa_args.dtype's. */
+static inline const char *csa_dtype_name(int32_t dtype) {
+  static const char *const NAMES[] = {"f32", "bf16", "fp16", "fp32"};
+  return NAMES[dtype >= 0 && dtype <= 3 ? dtype : 0];
+}
+
+static inline const char *csa_kind_name(int32_t kind) {
+  return kind == CSA_SHORT ? "short" : kind == CSA_LONG ? "long" : "reduce";
+}
+
+#endif
