@@ -114,6 +114,10 @@ def _problems(cubins: Path, manifest: Manifest) -> Iterator[str]:
     for name, variant in variants.items():
         if len(variant["params"]) > MAX_PARAMETERS or set(variant["params"]) - set(parameters):
             yield f"{name}: too many parameters, or unknown ones"
+        if variant["kind"] not in KINDS:
+            yield f"{name}: unknown kind {variant['kind']!r}"
+        if variant["operation"] != "reduce" and variant["alignment"] % variant["columns"]:
+            yield f"{name}: aligned to {variant['alignment']} elements, reads {variant['columns']}"
     images = {(image["variant"], image["arch"]) for image in manifest["images"]}
     if len(images) != len(manifest["images"]):
         yield "two images share a variant and an architecture"

@@ -168,6 +168,10 @@ def test_cut_missing_and_unlisted_images_are_all_named(
         (lambda m: m.pop("variants"), "malformed"),
         (lambda m: m["variants"].append(m["variants"][0]), "share a name"),
         (lambda m: m["variants"][0]["params"].append("color"), "unknown ones"),
+        (lambda m: m["variants"][0]["params"].extend(["kv"] * 24), "too many parameters"),
+        (lambda m: m["variants"][0].update(kind="wide"), "unknown kind 'wide'"),
+        (lambda m: m["variants"][2].update(alignment=2), "aligned to 2 elements, reads 4"),
+        (lambda m: m["variants"][0].pop("alignment"), "malformed"),
         (lambda m: m["parameters"]["kv"].update(id=1), "distinct"),
         (lambda m: m["schedules"][0].update(ratio=3), "not of its family"),
         (lambda m: m["schedules"][0].update(variant="none"), "not of its family"),
@@ -178,7 +182,7 @@ def test_cut_missing_and_unlisted_images_are_all_named(
         (lambda m: m["images"][0].update(block=[1, 1, 1]), "block"),
         (lambda m: m["images"][0]["parameters"].pop(), "parameter layout"),
         (lambda m: m["images"][0].update(symbol="s" * 96), "does not fit"),
-        (lambda m: m["variants"][0].update(columns=2**31), "format requires|argument"),
+        (lambda m: m["variants"][0].update(dynamic_shared=2**31), "format requires|argument"),
     ],
 )
 def test_inconsistent_manifest_is_refused(
