@@ -221,8 +221,8 @@ def _check_workspace(call: Call, scratch: Array, rows: int, sums: bool) -> None:
     given = _workspace_fields(scratch)["workspace_bytes"]
     if given < needed:
         raise ValueError(
-            f"workspace is {scratch.pointer:#x} of {given} bytes; a GPU may need {needed}: "
-            "allocate what backward_workspace_bytes() says, which always suffices"
+            f"workspace is {scratch.pointer:#x} of {given} bytes; this call needs up to {needed} "
+            "on a GPU: allocate what backward_workspace_bytes() says, which always suffices"
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from csa_runtime import ops
+from csa_runtime import _native, ops
 from support.array_calls import SENTINEL, OnGpu, backward, forward, results
 from support.packs import Pack, random_pack
 
@@ -76,6 +76,7 @@ FORWARD: dict[str, Callable[[Pack], dict[str, Any]]] = {
     "total_comp beyond 31 bits": lambda _: {"total_comp": 2**31, "out": None},
     "total_comp a float": lambda _: {"total_comp": 3.0, "out": None},
     "total_comp not out's": lambda p: {"total_comp": p.total_comp - 1},
+    "out a list": lambda _: {"out": [1]},
     "out fp32": lambda p: {"out": results(p)[0].float()},
     "out wider": lambda p: {"out": results(p)[1][: p.total_comp]},
     "out strided columns": lambda p: {"out": strided(results(p)[0])},
@@ -92,6 +93,7 @@ BACKWARD: dict[str, Callable[[Pack], dict[str, Any]]] = {
     "grad_out strided columns": lambda p: {"grad_out": strided(p.grad_out)},
     "fewer tokens than ratio": lambda p: {"kv": p.kv[:3], "score": p.score[:3]},
     "accumulate without grads": lambda _: {"grads": None, "accumulate": True},
+    "accumulate into nothing": lambda p: {"grads": (*results(p)[1:3], None), "accumulate": True},
     "grads a pair": lambda p: {"grads": results(p)[1:3]},
     "grads without grad_kv": lambda p: {"grads": (None, *results(p)[2:])},
     "grad_kv shorter": lambda p: {"grads": (results(p)[1][1:], *results(p)[2:])},
@@ -108,6 +110,7 @@ BACKWARD: dict[str, Callable[[Pack], dict[str, Any]]] = {
     ),
     "workspace strided": lambda _: {"workspace": torch.zeros(64, 2)[:, 0]},
     "workspace misaligned": lambda _: {"workspace": torch.zeros(64, dtype=torch.uint8)[1:]},
+    "workspace too small": lambda _: {"workspace": torch.zeros(64, dtype=torch.uint8)},
 }
 
 
@@ -134,7 +137,11 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     def launched(**_: Any) -> None:
         raise AssertionError("launched")
 
-    native = SimpleNamespace(launch_forward=launched, launch_backward=launched)
+    native = SimpleNamespace(
+        launch_forward=launched,
+        launch_backward=launched,
+        backward_workspace_bytes=_native.backward_workspace_bytes,
+    )
     monkeypatch.setattr(ops, "_native", native)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from aot import compile as aot_compile
 from aot import manifest as aot_manifest
+from support import fake
 
 ROOT = Path(__file__).resolve().parents[2]
 CUBINS = ROOT / "cubins"
@@ -107,12 +108,23 @@ def test_another_toolchain_is_refused(
         aot_compile.check_toolchain()
 
 
-def test_a_driver_in_sight_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    only_ours = {f"nvidia-cutlass-dsl-libs-{aot_compile.OTHER_FLAVOUR}": None}
-    monkeypatch.setattr(aot_compile, "_installed", lambda name: only_ours.get(name, "4.8.1"))
-    monkeypatch.setattr(aot_compile.ctypes, "CDLL", lambda name: object())
-    with pytest.raises(aot_compile.CompileError, match=r"libcuda\.so\.1"):
-        aot_compile.check_toolchain()
+@needs_dsl
+@pytest.mark.parametrize("version", ["12000", "13020"])
+def test_a_driver_in_sight_does_not_sway_the_images(version: str, tmp_path: Path) -> None:
+    """The compiler asks for its version, to choose among one flavour, and never starts it."""
+    log = tmp_path / "calls"
+    folders = [str(fake.library()), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    run = build_cubins(
+        *("--check", "--arch", "90", "--variant", "csa_reduce_*"),
+        LD_LIBRARY_PATH=os.pathsep.join(folders),
+        FAKE_CUDA_LOG=str(log),
+        FAKE_CUDA_VERSION=version,
+        FAKE_CUDA_DEVICES="120",
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert {json.loads(line)["call"] for line in log.read_text().splitlines()} == {
+        "cuDriverGetVersion"
+    }
 
 
 def test_register_report_has_one_row_for_each_image_of_an_architecture() -> None:

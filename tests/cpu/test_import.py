@@ -3,11 +3,14 @@
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import csa_runtime
 from csa_runtime import errors
 
 HEAVY = (
@@ -83,6 +86,21 @@ def test_frameworks_are_imported_on_demand() -> None:
         "print('torch' in sys.modules, csa_runtime.torch.compressor.__name__)"
     )
     assert run(code) == "False compressor"
+
+
+def test_a_source_folder_without_the_module_says_what_to_do(tmp_path: Path) -> None:
+    """It hides an installed package from whoever starts Python beside it."""
+    folder = tmp_path / "csa_runtime"
+    shutil.copytree(Path(csa_runtime.__file__).parent, folder)
+    for module in folder.glob("_native*.so"):
+        module.unlink()
+    done = subprocess.run(
+        [sys.executable, "-c", "import csa_runtime"],
+        capture_output=True, text=True, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"ImportError: csa_runtime was imported from {folder}" in done.stderr
+    assert "pip install -e ." in done.stderr
 
 
 def test_launch_functions_are_the_native_ones() -> None:

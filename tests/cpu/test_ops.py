@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import csa_runtime
 from csa_runtime import calls, prefixes
 from csa_runtime.reference import reference_backward, reference_forward
 from support.array_calls import SENTINEL, Exporter, backward, forward, results
@@ -127,6 +128,21 @@ def test_all_rows_of_a_pack_without_segments_are_padding() -> None:
     """B == 0 with a capacity: equal to eager."""
     pack = random_pack([], ratio=4, coff=2, head_dim=3, padding=2, first=5)
     torch.testing.assert_close(forward(pack), eager(pack).out)
+
+
+def test_a_sufficient_workspace_is_taken_and_not_needed_on_the_cpu(pack: Pack) -> None:
+    """Its size counts only where a GPU would use it: with an ape, for what images serve."""
+    size = csa_runtime.backward_workspace_bytes(
+        pack.kv.shape[0], pack.total_comp, 6, ratio=4, coff=2
+    )
+    small = torch.zeros(16, dtype=torch.uint8)
+    backward(pack, workspace=torch.zeros(size, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=f"of 16 bytes; this call needs up to {size} on a GPU"):
+        backward(pack, workspace=small)
+    backward(pack, workspace=small, grads=(*results(pack)[1:3], None))
+    backward(pack, workspace=small, ape=None)
+    odd = random_pack([9, 30], ratio=3, coff=1, head_dim=5, padding=1)
+    backward(odd, workspace=small)
 
 
 def test_prefix_contents_are_checked_when_asked(

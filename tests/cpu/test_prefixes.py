@@ -2,6 +2,7 @@
 """Row prefixes from token prefixes, their bound, and the check of both."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,8 +33,10 @@ def test_compressed_prefixes_sum_the_rows(ratio: int, lengths: list[int]) -> Non
         np.zeros((1, 3), np.int32),
         np.zeros(0, np.int32),
         torch.zeros(3, dtype=torch.int64),
+        [0, 4, 8],
+        np.int32(3),
     ],
-    ids=["int64", "uint32", "2-D", "empty", "torch int64"],
+    ids=["int64", "uint32", "2-D", "empty", "torch int64", "list", "scalar"],
 )
 def test_compressed_prefixes_refuse_what_is_no_prefix(bad: object) -> None:
     """Shape and dtype."""
@@ -92,6 +95,37 @@ def test_check_names_the_first_bad_index(tokens: list[int], rows: list[int], nam
     """Whatever comes after it."""
     with pytest.raises(ValueError, match=named):
         check_prefixes(tokens, rows, 13, ratio=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (
+            {"cu_seqlens": np.array([GOOD[0]], np.int32)},
+            r"cu_seqlens is a ndarray of shape \(1, 4\)",
+        ),
+        ({"cu_seqlens": torch.tensor(GOOD[0])[None]}, r"cu_seqlens is a Tensor of shape \(1, 4\)"),
+        ({"cu_seqlens_comp": np.array(GOOD[1], np.float32)}, r"cu_seqlens_comp\[0\] is 0\.0"),
+        ({"cu_seqlens_comp": [0, 2, 2.0, 2]}, r"cu_seqlens_comp\[2\] is 2\.0"),
+        ({"cu_seqlens": None}, "cu_seqlens is a NoneType"),
+        ({"total_tokens": -1}, "total_tokens is -1"),
+        ({"total_tokens": 13.0}, r"total_tokens is 13\.0"),
+        ({"ratio": 0}, "ratio is 0"),
+        ({"total_comp": -1}, "total_comp is -1"),
+    ],
+)
+def test_check_refuses_what_are_no_vectors_or_sizes(changes: dict[str, Any], named: str) -> None:
+    """As ValueErrors that name the argument."""
+    arguments = {
+        "cu_seqlens": GOOD[0], "cu_seqlens_comp": GOOD[1], "total_tokens": 13, "ratio": 4,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=named):
+        check_prefixes(**arguments | changes)
+
+
+def test_check_takes_lists_of_any_integers() -> None:
+    """NumPy's own, say."""
+    check_prefixes(list(np.array(GOOD[0], np.int32)), GOOD[1], 13, ratio=4)
 
 
 def test_strict_check_asks_for_every_row_and_the_capacity() -> None:

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -184,6 +185,11 @@ def test_bad_arguments_are_value_errors() -> None:
     for changes in ({"coff": 3}, {"ratio": 4.0}, {"total_comp": -1}, {"total_comp": 2**31}):
         with pytest.raises(ValueError, match=f"{next(iter(changes))} is"):
             compressor(*pack.inputs, **{"ratio": 4, "coff": 2, "total_comp": 3} | changes)
+    for position, name in enumerate(("kv", "score", "ape", "cu_seqlens", "cu_seqlens_comp")):
+        inputs: list[Any] = list(pack.inputs)
+        inputs[position] = np.zeros(3)
+        with pytest.raises(ValueError, match=f"^{name} is no torch tensor"):
+            compressor(*inputs, ratio=4, coff=2)
     for rows in (pack.cu_seqlens_comp[None], pack.cu_seqlens_comp[:0]):
         with pytest.raises(ValueError, match="cu_seqlens_comp has shape"):
             compressor(*pack.inputs[:4], rows, ratio=4, coff=2)
