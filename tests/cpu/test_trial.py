@@ -113,6 +113,31 @@ def test_demo_names_the_gpu_it_ran_on(
     assert kernels.variants == [None, None]
 
 
+@pytest.mark.parametrize("kind", ["short", "long"])
+def test_check_gives_each_kind_of_window_rows_to_pool(
+    kind: str,
+    kernels: Kernels,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tails, padding and several blocks, at head_dims that its variants serve."""
+    ratio = {"short": 4, "long": 128}[kind]
+    common = {"ratio": ratio, "coff": 2, "dtype": "bf16", "kind": kind, "columns": 2}
+    common |= {"alignment": 2, "threads": 128, "dynamic_shared": 0}
+    names = [f"csa_{operation}_r{ratio}" for operation in ("forward", "backward")]
+    variants = [{"name": n, "operation": n.split("_")[1], **common} for n in names]
+    images = [{"variant": name, "arch": 90} for name in names]
+    bundle = {"source": "here", "sha256": "0" * 64, "variants": variants, "images": images}
+    monkeypatch.setattr(_native, "bundle_info", lambda: bundle)
+    monkeypatch.setattr(_native, "backward_workspace_bytes", lambda *_: 1024)
+    assert main(["check"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "csa_" in line]
+    heads = {"short": (6, 74), "long": (128, 512)}[kind]
+    pooled = {"short": 9 + 65 + 2 + 32, "long": 2 + 1 + 5 + 3}[kind] + 3
+    assert [int(row[2]) for row in rows if row[1] == "out"] == [pooled * d for d in heads]
+    assert kernels.variants == [name for name in names for _ in heads]
+
+
 @pytest.mark.usefixtures("kernels")
 def test_info_shows_the_device(capsys: pytest.CaptureFixture[str]) -> None:
     """With the images it would use."""
