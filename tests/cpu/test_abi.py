@@ -17,7 +17,8 @@ from support import fake
 
 pytestmark = pytest.mark.L0
 
-PACKAGE = Path(csa_runtime.__file__).parent
+# Where the compiled files are; a development install leaves the Python files in the source tree.
+PACKAGE = Path(_native.__file__).parent
 HEADER = PACKAGE / "include" / "csa_runtime.h"
 STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 PUBLIC = {
@@ -156,7 +157,7 @@ def test_the_module_is_built_for_the_stable_abi_and_links_no_driver() -> None:
 
 
 def test_the_stub_names_what_the_module_has() -> None:
-    stub = ast.parse((PACKAGE / "_native.pyi").read_text())
+    stub = ast.parse(Path(csa_runtime.__file__).with_name("_native.pyi").read_text())
     functions = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
     assert set(functions) == {name for name in dir(_native) if not name.startswith("_")}
     declaration = HEADER.read_text().split("typedef struct csa_args {")[1].split("} csa_args;")[0]
