@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One problem on the GPU, launched through the pointer API by variant, and its comparisons."""
 
-import functools
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from csa_runtime import _native, backward_workspace_bytes, launch_backward, launch_forward
-from gpu import oracle, tally
+from csa_runtime import backward_workspace_bytes, launch_backward, launch_forward
+from gpu import names, oracle, tally
 from gpu.buffers import DEVICE, Guarded, placed
 from gpu.problems import Packing, Values, values
 
@@ -115,17 +113,17 @@ def stream() -> int:
     return torch.cuda.current_stream(DEVICE).cuda_stream
 
 
+def forward_arguments(p: Problem, out: torch.Tensor) -> dict[str, Any]:
+    """Keyword arguments of a forward into `out`, stream and variant left out."""
+    return p.pointers() | {"out": out.data_ptr(), "out_stride": out.stride(0)}
+
+
 def forward(
     p: Problem, out: torch.Tensor, variant: str | None = None, on: int | None = None
 ) -> None:
     """Launches forward into `out`."""
-    launch_forward(
-        **p.pointers(),
-        out=out.data_ptr(),
-        out_stride=out.stride(0),
-        stream=stream() if on is None else on,
-        variant=variant,
-    )
+    chosen = stream() if on is None else on
+    launch_forward(**forward_arguments(p, out), stream=chosen, variant=variant)
 
 
 def workspace(p: Problem, offset: int = 0) -> torch.Tensor:
@@ -134,6 +132,27 @@ def workspace(p: Problem, offset: int = 0) -> torch.Tensor:
         p.packing.tokens, p.packing.rows, p.head_dim, ratio=p.ratio, coff=p.coff
     )
     return torch.full((offset + size,), 0xFF, dtype=torch.uint8, device=DEVICE)[offset:]
+
+
+def backward_arguments(
+    p: Problem,
+    grad_kv: torch.Tensor,
+    grad_score: torch.Tensor,
+    grad_ape: torch.Tensor | None,
+    scratch: torch.Tensor | None,
+) -> dict[str, Any]:
+    """Keyword arguments of a backward into the given gradients, stream and variant left out."""
+    return p.pointers() | {
+        "grad_out": p.given.grad_out.data_ptr(),
+        "grad_out_stride": p.given.grad_out.stride(0),
+        "grad_kv": grad_kv.data_ptr(),
+        "grad_kv_stride": grad_kv.stride(0),
+        "grad_score": grad_score.data_ptr(),
+        "grad_score_stride": grad_score.stride(0),
+        "grad_ape": None if grad_ape is None else grad_ape.data_ptr(),
+        "workspace": None if scratch is None else scratch.data_ptr(),
+        "workspace_bytes": 0 if scratch is None else scratch.numel(),
+    }
 
 
 def backward(
@@ -151,43 +170,28 @@ def backward(
     if scratch is None and grad_ape is not None:
         scratch = workspace(p)
     launch_backward(
-        **p.pointers(),
+        **backward_arguments(p, grad_kv, grad_score, grad_ape, scratch),
         flags=int(accumulate),
-        grad_out=p.given.grad_out.data_ptr(),
-        grad_out_stride=p.given.grad_out.stride(0),
-        grad_kv=grad_kv.data_ptr(),
-        grad_kv_stride=grad_kv.stride(0),
-        grad_score=grad_score.data_ptr(),
-        grad_score_stride=grad_score.stride(0),
-        grad_ape=None if grad_ape is None else grad_ape.data_ptr(),
-        workspace=None if scratch is None else scratch.data_ptr(),
-        workspace_bytes=0 if scratch is None else scratch.numel(),
         stream=stream() if on is None else on,
         variant=variant,
     )
 
 
-@functools.cache
-def variants(operation: str, ratio: int, coff: int) -> tuple[str, ...]:
-    """Names of every variant of a family in the bundle in use."""
-    stem = re.compile(rf"csa_{operation}_r{ratio}_c{coff}_bf16_v\d+$")
-    names = {image["variant"] for image in _native.bundle_info()["images"]}
-    found = tuple(sorted(name for name in names if stem.match(name)))
-    assert found, f"no {operation} variant for ratio {ratio}, coff {coff} in the bundle"
-    return found
+variants = names.family
 
 
 def serves(variant: str, p: Problem, *outputs: torch.Tensor, grad_out: bool = False) -> bool:
     """Whether alignment and head_dim let the variant serve the call."""
-    columns = int(variant.rpartition("_v")[2])
+    unit = names.alignment(variant)
     sixteen_bit = [p.given.kv, p.given.score, *outputs]
     if grad_out:
         sixteen_bit.append(p.given.grad_out)
+    ape = p.given.ape
     return (
-        p.head_dim % columns == 0
-        and all(t.data_ptr() % (columns * BF16) == 0 for t in sixteen_bit)
-        and all(t.stride(0) % columns == 0 for t in sixteen_bit if t.shape[0] > 1)
-        and (p.given.ape is None or p.given.ape.data_ptr() % min(16, 4 * columns) == 0)
+        p.head_dim % unit == 0
+        and all(t.data_ptr() % (unit * BF16) == 0 for t in sixteen_bit)
+        and all(t.stride(0) % unit == 0 for t in sixteen_bit if t.shape[0] > 1)
+        and (ape is None or ape.data_ptr() % min(16, 4 * names.columns(variant)) == 0)
     )
 
 
@@ -258,13 +262,3 @@ def assert_grad_ape(
         tally.worst("grad_ape max_abs against fp64", worst)
         assert worst <= 1e-3
         assert float((found - wanted.grad_ape).abs().max()) <= 1e-3
-
-
-def with_prefixes(p: Problem, packing: Packing) -> Problem:
-    """The same values under other prefixes."""
-    return replace(
-        p,
-        packing=packing,
-        cu_seqlens=prefix(packing.cu_seqlens),
-        cu_seqlens_comp=prefix(packing.cu_seqlens_comp),
-    )

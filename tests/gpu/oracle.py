@@ -26,11 +26,15 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Output:
-    """out (rows, d): R in bf16; fp64; and how far from R the contract lets an element be."""
+    """out (rows, d): R in bf16; fp64; and how far from R the contract lets an element be.
+
+    summed: as R, but added up in torch's own order.
+    """
 
     out: torch.Tensor
     out64: torch.Tensor
     bound: torch.Tensor
+    summed: torch.Tensor
 
 
 def block_starts(packing: Packing, ratio: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,6 +49,17 @@ def block_starts(packing: Packing, ratio: int, rows: int) -> tuple[torch.Tensor,
     starts[:real] = torch.tensor(packing.cu_seqlens, dtype=torch.int64)[segment] + within * ratio
     follows[:real] = within > 0
     return starts, follows
+
+
+def consumed(packing: Packing, ratio: int, coff: int) -> torch.Tensor:
+    """Which token positions a computed real row reads: (T, coff), a column for each half of W."""
+    found = torch.zeros(packing.tokens, coff, dtype=torch.bool)
+    starts, follows = block_starts(packing, ratio, packing.computed)
+    own = starts[:, None] + torch.arange(ratio)
+    found[own.flatten(), coff - 1] = True
+    if coff == 2:
+        found[own[follows].flatten() - ratio, 0] = True
+    return found
 
 
 def windows(
@@ -83,7 +98,7 @@ def output(packing: Packing, given: Values, ratio: int, coff: int) -> Output:
     """R's `out`, padding rows included, with the contract's bound around it."""
     if packing.rows == 0:
         empty = given.grad_out.new_empty(0, given.grad_out.shape[1])
-        return Output(empty, empty.double(), empty.double())
+        return Output(empty, empty.double(), empty.double(), empty)
     inputs, doubled = leaves(given, ratio, coff, torch.float32)
     with torch.no_grad():
         value, logit = windows(packing, ratio, coff, packing.rows, tuple(inputs))
@@ -93,15 +108,18 @@ def output(packing: Packing, given: Values, ratio: int, coff: int) -> Output:
             product = weight[:, k] * value[:, k]
             total = total + product
         out = total.to(torch.bfloat16)
+        summed = (weight * value).sum(dim=1).to(torch.bfloat16)
         step = torch.exp2(torch.frexp(out.double().abs())[1].double() - 8)
         step = torch.where(out == 0, 0.0, step).clamp_min(2.0**-133)
         spread = (weight.double() * value.double().abs()).sum(dim=1)
-        bound = step + spread * 2.0**-20 + value.double().abs().amax(dim=1) * 2.0**-126
+        # A long window's sums are added in another order: 256 addends, each rounding 2**-24.
+        slack = 2.0**-20 if ratio <= 4 else 2.0**-16
+        bound = step + spread * slack + value.double().abs().amax(dim=1) * 2.0**-126
         exact, _ = leaves(given, ratio, coff, torch.float64)
         value, logit = windows(packing, ratio, coff, packing.rows, tuple(exact))
         out64 = (torch.softmax(logit, dim=1) * value).sum(dim=1)
     every = slice(None, None, 2 if doubled else 1)
-    return Output(out[:, every], out64[:, every], bound[:, every])
+    return Output(out[:, every], out64[:, every], bound[:, every], summed[:, every])
 
 
 def gradients(

@@ -11,6 +11,8 @@ from gpu.buffers import DEVICE
 
 HEAD_DIMS = (1, 2, 3, 6, 8, 20, 64, 100, 127, 128, 130, 256, 512, 576, 1000, 7168)
 CONFIGS = tuple((ratio, coff) for ratio in (2, 4) for coff in (1, 2))
+LONG = 128
+LONG_CONFIGS = ((LONG, 1), (LONG, 2))
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def packings(ratio: int) -> tuple[Packing, ...]:
     """Every kind of pack, small."""
     r = ratio
     dice = random.Random(20240 + r)
+    most, many = (40, 2000) if r <= 4 else (5 * r, 200)
     mixed = [5 * r + 1, 0, r - 1, r, 2 * r, 3 * r + r - 1, 0, 0, 7 * r, 1]
     return (
         packing("one_segment", r, [9 * r]),
@@ -86,8 +89,8 @@ def packings(ratio: int) -> tuple[Packing, ...]:
         packing("no_segments", r, [], after=2 * r, rows=3),
         packing("no_segments_no_rows", r, [], after=2 * r, rows=0),
         packing("no_tokens", r, [], rows=0),
-        packing("random", r, [dice.randrange(0, 40) for _ in range(37)], after=5, extra_rows=2),
-        packing("many_short", r, [dice.randrange(0, 3 * r) for _ in range(2000)], after=3),
+        packing("random", r, [dice.randrange(0, most) for _ in range(37)], after=5, extra_rows=2),
+        packing("many_short", r, [dice.randrange(0, 3 * r) for _ in range(many)], after=3),
     )
 
 

@@ -14,6 +14,7 @@ from support.packs import prefixes, random_pack
 pytestmark = [pytest.mark.gpu, pytest.mark.L1]
 
 MODES = ("global", "thread_local", "relaxed")
+TORCH = tuple((mode, ratio) for ratio in ("4", "128") for mode in MODES)
 RAW = tuple((mode, company) for mode in MODES for company in ("alone", "beside"))
 
 
@@ -21,7 +22,7 @@ RAW = tuple((mode, company) for mode in MODES for company in ("alone", "beside")
 def processes() -> Iterator[dict[tuple[str, ...], Popen[str]]]:
     """All fresh processes at once: most of their time is importing."""
     started: dict[tuple[str, ...], Popen[str]] = {
-        (mode,): start(SCRIPTS / "first_call_in_capture.py", mode) for mode in MODES
+        pair: start(SCRIPTS / "first_call_in_capture.py", *pair) for pair in TORCH
     }
     started.update({pair: start(SCRIPTS / "raw_capture.py", *pair) for pair in RAW})
     yield started
@@ -30,11 +31,11 @@ def processes() -> Iterator[dict[tuple[str, ...], Popen[str]]]:
             process.kill()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "ratio"), TORCH)
 def test_first_call_inside_a_torch_graph(
-    mode: str, processes: dict[tuple[str, ...], Popen[str]]
+    mode: str, ratio: str, processes: dict[tuple[str, ...], Popen[str]]
 ) -> None:
-    assert "replays equal direct calls" in finish(processes[(mode,)], seconds=120)
+    assert "replays equal direct calls" in finish(processes[(mode, ratio)], seconds=120)
 
 
 @pytest.mark.parametrize(("mode", "company"), RAW)
@@ -44,8 +45,9 @@ def test_first_call_inside_a_driver_capture(
     assert "replays equal direct calls" in finish(processes[(mode, company)], seconds=120)
 
 
-def test_every_replay_gives_the_same_bits_and_follows_the_prefixes() -> None:
-    pack = random_pack([4000, 3, 5000], ratio=4, coff=2, head_dim=512, padding=3, device="cuda")
+@pytest.mark.parametrize("ratio", [4, 128])
+def test_every_replay_gives_the_same_bits_and_follows_the_prefixes(ratio: int) -> None:
+    pack = random_pack([4000, 3, 5000], ratio=ratio, coff=2, head_dim=512, padding=3, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = csa_runtime.compressor_forward(
@@ -53,7 +55,7 @@ def test_every_replay_gives_the_same_bits_and_follows_the_prefixes() -> None:
         )
         grads = csa_runtime.compressor_backward(*pack.inputs, pack.grad_out, **pack.options)
     for lengths in ([4000, 3, 5000], [9000, 0, 0], [17, 8900, 80]):
-        cu_seqlens, cu_seqlens_comp = prefixes(lengths, ratio=4, device="cuda")
+        cu_seqlens, cu_seqlens_comp = prefixes(lengths, ratio=ratio, device="cuda")
         pack.cu_seqlens.copy_(cu_seqlens)
         pack.cu_seqlens_comp.copy_(cu_seqlens_comp)
         direct = (

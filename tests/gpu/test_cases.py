@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hand-computed cases that the reference passes too, on the GPU and at several head_dims."""
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +11,9 @@ from gpu import harness, tally
 from gpu.buffers import DEVICE
 from gpu.harness import Problem, prefix
 from gpu.problems import Packing, Values
+from support.cases import CASES, STRETCHED
 
 pytestmark = [pytest.mark.gpu, pytest.mark.L0]
-
-PATH = Path(__file__).parents[1] / "cases" / "compressor_cases.json"
-CASES = [c for c in json.loads(PATH.read_text())["cases"] if c["ratio"] in (2, 4)]
 
 
 def table(entries: list[list[Any]], head_dim: int) -> torch.Tensor:
@@ -55,7 +51,7 @@ def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [1, 2, 5, 64, 512])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", [*CASES, *STRETCHED], ids=lambda case: case["name"])
 def test_hand_computed_case(case: dict[str, Any], head_dim: int) -> None:
     p = build(case, head_dim)
     for variant in (None, *harness.variants("forward", p.ratio, p.coff)):

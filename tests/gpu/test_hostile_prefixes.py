@@ -15,7 +15,7 @@ from gpu.buffers import Guarded
 from gpu.harness import Problem
 from gpu.problems import Packing
 from gpu.processes import SCRIPTS, finish, start
-from gpu.scripts.hostile import HOSTILE, TOKENS
+from gpu.scripts.hostile import HOSTILE, TOKENS, blocks, times
 
 pytestmark = [pytest.mark.gpu]
 
@@ -26,14 +26,15 @@ BF16 = torch.bfloat16
 def hostile(name: str, ratio: int, coff: int, head_dim: int) -> Problem:
     """Sound values under malformed prefixes."""
     cu, comp = HOSTILE[name]
-    return harness.problem(Packing(name, TOKENS, ROWS, cu, comp), ratio, coff, head_dim)
+    packing = Packing(name, TOKENS * blocks(ratio), ROWS, times(cu, blocks(ratio)), comp)
+    return harness.problem(packing, ratio, coff, head_dim)
 
 
 def run(p: Problem) -> None:
     """Every variant of both directions between guard bytes."""
     torch.cuda.synchronize()
     out = Guarded(ROWS, (p.head_dim,), BF16)
-    grads = [Guarded(TOKENS, (p.width,), BF16) for _ in range(2)]
+    grads = [Guarded(p.packing.tokens, (p.width,), BF16) for _ in range(2)]
     planes = Guarded(p.ratio, (p.width,), torch.float32)
     for variant in harness.variants("forward", p.ratio, p.coff):
         if harness.serves(variant, p, out.view):
@@ -46,7 +47,7 @@ def run(p: Problem) -> None:
 
 
 @pytest.mark.L0
-@pytest.mark.parametrize(("ratio", "coff"), problems.CONFIGS)
+@pytest.mark.parametrize(("ratio", "coff"), [*problems.CONFIGS, *problems.LONG_CONFIGS])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_malformed_prefixes_neither_fault_nor_leave_the_tensors(
     name: str, ratio: int, coff: int
@@ -56,12 +57,13 @@ def test_malformed_prefixes_neither_fault_nor_leave_the_tensors(
 
 
 @pytest.mark.L0
-def test_garbage_prefixes_neither_fault_nor_leave_the_tensors() -> None:
+@pytest.mark.parametrize("ratio", [4, 128])
+def test_garbage_prefixes_neither_fault_nor_leave_the_tensors(ratio: int) -> None:
     dice = random.Random(5)
-    for _ in range(200):
-        p = hostile("negative", 4, 2, 8)
+    for _ in range(200 if ratio == 4 else 50):
+        p = hostile("negative", ratio, 2, 8)
         for which in (p.cu_seqlens, p.cu_seqlens_comp):
-            kind = dice.choice([2**31 - 1, 4 * TOKENS, TOKENS])
+            kind = dice.choice([2**31 - 1, 4 * p.packing.tokens, p.packing.tokens])
             garbage = [dice.randrange(-kind - 1, kind) for _ in range(which.numel())]
             which.copy_(torch.tensor(garbage, dtype=torch.int32))
         run(p)

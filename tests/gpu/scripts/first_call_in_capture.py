@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process whose first call of the library is inside torch.cuda.graph. Argument: the mode."""
+"""A process whose first call of the library is inside torch.cuda.graph. Arguments: mode, ratio."""
 
 import sys
 
@@ -8,13 +8,16 @@ import torch
 import csa_runtime
 from support.packs import prefixes, random_pack
 
-RATIO, COFF = 4, 2
+COFF = 2
+# In quarters of a block.
 SEGMENTS = ([40, 7, 0, 30, 3], [5, 60, 4, 0, 11], [0, 0, 0, 0, 80], [1, 2, 3, 2, 1])
 
 
-def main(mode: str) -> None:
+def main(mode: str, ratio: int) -> None:
     """Captures both directions first, then replays with other contents and compares."""
-    pack = random_pack(SEGMENTS[0], ratio=RATIO, coff=COFF, head_dim=64, padding=2, device="cuda")
+    segments = [[quarters * ratio // 4 for quarters in lengths] for lengths in SEGMENTS]
+    d = 64 if ratio <= 4 else 128
+    pack = random_pack(segments[0], ratio=ratio, coff=COFF, head_dim=d, padding=2, device="cuda")
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode=mode):
@@ -23,10 +26,10 @@ def main(mode: str) -> None:
         )
         grads = csa_runtime.compressor_backward(*pack.inputs, pack.grad_out, **pack.options)
     results = (out, *grads)
-    for number, lengths in enumerate(SEGMENTS):
+    for number, lengths in enumerate(segments):
         for target, value in zip(
             (pack.cu_seqlens, pack.cu_seqlens_comp),
-            prefixes(lengths, ratio=RATIO, device="cuda"),
+            prefixes(lengths, ratio=ratio, device="cuda"),
             strict=True,
         ):
             target.copy_(value)
@@ -48,8 +51,8 @@ def main(mode: str) -> None:
         for first, second, third in zip(*replays, direct, strict=True):
             for other in (second, third):
                 assert torch.equal(first.view(torch.int16), other.view(torch.int16)), lengths
-    print(f"replays equal direct calls: {mode}")
+    print(f"replays equal direct calls: {mode} {ratio}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

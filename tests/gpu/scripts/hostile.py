@@ -40,6 +40,16 @@ RAGGED = {
 ROWS = 9
 
 
+def blocks(ratio: int) -> int:
+    """How many times the prefixes of tokens, and TOKENS, are to be taken at a ratio."""
+    return max(ratio // 4, 1)
+
+
+def times(entries: tuple[int, ...], factor: int) -> tuple[int, ...]:
+    """A prefix of tokens stretched, kept within int32."""
+    return tuple(max(-BIG - 1, min(BIG, entry * factor)) for entry in entries)
+
+
 def driver(result: tuple[Any, ...]) -> Any:
     """The value of a cuda.bindings call, which must have succeeded."""
     status, *values = result
@@ -53,12 +63,12 @@ def main(tool: str) -> None:
     import numpy as np
     from cuda.bindings import driver as cu
 
-    from csa_runtime import _native, backward_workspace_bytes, launch_backward, launch_forward
+    from csa_runtime import backward_workspace_bytes, launch_backward, launch_forward
+    from gpu.names import alignment, family, shipped
 
     driver(cu.cuInit(0))
     device = driver(cu.cuDeviceGet(0))
     driver(cu.cuCtxSetCurrent(driver(cu.cuDevicePrimaryCtxRetain(device))))
-    names = sorted({image["variant"] for image in _native.bundle_info()["images"]})
     packs = {**RAGGED, **HOSTILE} if tool == "memcheck" else RAGGED
     head_dims = (1, 6, 136) if tool == "memcheck" else (8, 136)
     random = np.random.default_rng(1)
@@ -76,36 +86,37 @@ def main(tool: str) -> None:
         values = random.standard_normal((rows, columns), dtype=np.float32)
         return (values.view(np.uint32) >> 16).astype(np.uint16)
 
-    for ratio in (2, 4):
+    for ratio in (2, 4, 128):
+        tokens = TOKENS * blocks(ratio)
         for coff in (1, 2):
+            names = family("forward", ratio, coff) + family("backward", ratio, coff)
             for d in head_dims:
                 width = coff * d
-                needed = backward_workspace_bytes(TOKENS, ROWS, d, ratio=ratio, coff=coff)
+                needed = backward_workspace_bytes(tokens, ROWS, d, ratio=ratio, coff=coff)
                 keep = {
-                    "kv": upload(bf16(TOKENS, width)),
-                    "score": upload(bf16(TOKENS, width)),
+                    "kv": upload(bf16(tokens, width)),
+                    "score": upload(bf16(tokens, width)),
                     "ape": upload(random.standard_normal((ratio, width), dtype=np.float32)),
                     "grad_out": upload(bf16(ROWS, d)),
                     "out": blank(ROWS * d * 2),
-                    "grad_kv": blank(TOKENS * width * 2),
-                    "grad_score": blank(TOKENS * width * 2),
+                    "grad_kv": blank(tokens * width * 2),
+                    "grad_score": blank(tokens * width * 2),
                     "grad_ape": blank(ratio * width * 4),
                     "workspace": blank(needed),
                 }
                 common = dict(
-                    device=0, ratio=ratio, coff=coff, dtype=1, tokens=TOKENS, segments=4,
+                    device=0, ratio=ratio, coff=coff, dtype=1, tokens=tokens, segments=4,
                     rows=ROWS, head_dim=d, kv=keep["kv"], score=keep["score"], ape=keep["ape"],
                     kv_stride=width, score_stride=width,
                 )  # fmt: skip
                 for cu_seqlens, comp in packs.values():
                     prefixes = [
                         upload(np.array(entries, dtype=np.int64).astype(np.int32))
-                        for entries in (cu_seqlens, comp)
+                        for entries in (times(cu_seqlens, blocks(ratio)), comp)
                     ]
                     common["cu_seqlens"], common["cu_seqlens_comp"] = prefixes
                     for name in names:
-                        columns = name.rpartition("_v")[2]
-                        if f"_r{ratio}_c{coff}_" not in name or d % int(columns):
+                        if d % alignment(name):
                             continue
                         if "forward" in name:
                             launch_forward(**common, out=keep["out"], out_stride=d, variant=name)
@@ -123,7 +134,7 @@ def main(tool: str) -> None:
                         driver(cu.cuMemFree(pointer))
                 for pointer in keep.values():
                     driver(cu.cuMemFree(pointer))
-    print(f"ran {launches} launches of {len(names)} variants")
+    print(f"ran {launches} launches of {len(shipped())} variants")
 
 
 if __name__ == "__main__":
