@@ -22,9 +22,9 @@ IMAGE_ALIGNMENT = 64
 MAX_PARAMETERS = 24
 NO_PARAMETER = 0xFF
 
-OPERATIONS = {"forward": 1, "backward": 2, "reduce": 3}
+OPERATIONS = {"forward": 1, "backward": 2, "finish": 3}
 DTYPES = {"f32": 0, "bf16": 1}
-KINDS = {"reduce": 0, "short": 1, "long": 2}
+KINDS = {"finish": 0, "short": 1, "long": 2}
 
 # bundle.bin, little endian, offsets from the start of the file. The C parser holds the same
 # records as structs with the same sizes.
@@ -116,7 +116,7 @@ def _problems(cubins: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{name}: too many parameters, or unknown ones"
         if variant["kind"] not in KINDS:
             yield f"{name}: unknown kind {variant['kind']!r}"
-        if variant["operation"] != "reduce" and variant["alignment"] % variant["columns"]:
+        if variant["operation"] != "finish" and variant["alignment"] % variant["columns"]:
             yield f"{name}: aligned to {variant['alignment']} elements, reads {variant['columns']}"
     images = {(image["variant"], image["arch"]) for image in manifest["images"]}
     if len(images) != len(manifest["images"]):

@@ -86,7 +86,7 @@ def compile_image(variant: Variant, arch: int) -> bytes:
     """
     prepare()
     cute: Any = importlib.import_module("cutlass.cute")
-    module = importlib.import_module(f"aot.kernels.{variant.operation}")
+    module = importlib.import_module(f"aot.kernels.{variant.module}")
     kernel, host, arguments = module.entry(variant)
     kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     # The compiler writes the image to a file and reads that back; from a directory that it shares

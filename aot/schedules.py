@@ -8,7 +8,7 @@ says how a row becomes a grid.
 
 from dataclasses import dataclass
 
-from aot.variants import VARIANTS, WINDOWS, Variant
+from aot.variants import BY_NAME, VARIANTS, WINDOWS, Variant
 
 ANY = -1
 
@@ -17,11 +17,11 @@ ANY = -1
 class Schedule:
     """One row: problems of at most `max_elements` run `variant` this way.
 
-    max_elements: rows * head_dim; for the reduction, the elements of a plane.
+    max_elements: rows * head_dim; for what finishes a backward, the elements of a plane.
     lanes_log2: at most 2**lanes_log2 threads of a block lie side by side along the columns.
-    ctas: blocks wanted for backward's rows (0: one pass, no persistence).
-    fill_ctas: backward's blocks share the zeroing of tokens that no row consumes; where fewer than
-        this many have rows to do and there are tokens for more, blocks are added up to this many.
+    ctas: blocks wanted for backward's rows (0: one pass, no persistence). The number is fixed, not
+        asked of the device: it orders the sums of grad_ape.
+    fill_ctas: at most this many blocks of what finishes a backward write zeros.
     """
 
     architecture: int
@@ -33,68 +33,69 @@ class Schedule:
     evidence: str
 
 
-# Per operation, (columns, max_elements, lanes_log2, ctas, fill_ctas, evidence), tried in order.
-# 264 blocks are two on each of 132 multiprocessors. The number is fixed, not asked of the device:
-# it orders the sums of grad_ape.
-_ROWS = {
-    "forward": (
-        (2, 400_000, 7, 0, 0, "3.1 us to 3.3 with 4 columns at 2**18; 7.4 to 6.6 at 3 * 2**18"),
-        (4, ANY, 7, 0, 0, "132 us to 132-163 with 2 columns at 2**24 elements"),
-        (2, ANY, 7, 0, 0, "for what 4 columns cannot serve"),
-        (1, ANY, 7, 0, 0, "serves everything"),
-    ),
-    "backward": (
-        (2, 400_000, 5, 264, 132, "8.1 us to 9.1 with 4 columns at 2**18 elements"),
-        (4, ANY, 5, 264, 132, "59 us to 67 with 2 columns at 3 * 2**20 elements"),
-        (2, ANY, 5, 264, 132, "for what 4 columns cannot serve"),
-        (1, ANY, 5, 264, 132, "serves everything"),
-    ),
-}  # fmt: skip
+# Rows are (variant, max_elements, lanes_log2, ctas, fill_ctas, evidence), tried in order. Measured
+# on an H200 (132 multiprocessors); the short windows' rows at ratio 4, coff 2, and taken over.
+Row = tuple[str, int, int, int, int, str]
 
-_REDUCE_ROWS = (
-    (32, 65_535, "a small plane has few elements: many threads for each"),
-    (256, ANY, "a large plane keeps the device busy with one thread for each element"),
+
+def _short(ratio: int, coff: int) -> tuple[Row, ...]:
+    forward = f"csa_forward_r{ratio}_c{coff}_bf16_v"
+    backward = f"csa_backward_r{ratio}_c{coff}_bf16_v"
+    return (
+        (
+            forward + "2",
+            400_000,
+            7,
+            0,
+            0,
+            "3.1 us, 4 columns 3.3, at 2**18; then 7.4 to 6.6",
+        ),
+        (forward + "4", ANY, 7, 0, 0, "132 us, 2 columns 132 to 163, at 2**24 elements"),
+        (forward + "2", ANY, 7, 0, 0, "for what 4 columns cannot serve"),
+        (forward + "1", ANY, 7, 0, 0, "serves everything"),
+        (backward + "2", 400_000, 5, 264, 0, "8.1 us, 4 columns 9.1, at 2**18 elements"),
+        (backward + "4", ANY, 5, 264, 0, "59 us, 2 columns 67, at 3 * 2**20 elements"),
+        (backward + "2", ANY, 5, 264, 0, "for what 4 columns cannot serve"),
+        (backward + "1", ANY, 5, 264, 0, "serves everything"),
+    )
+
+
+_LONG: tuple[Row, ...] = (
+    ("csa_forward_r128_c1_bf16_v2_t256", ANY, 5, 0, 0, "2.6 us at 2**13, 17.0 at 2**17 elements"),
+    ("csa_forward_r128_c1_bf16_v1_t512", ANY, 5, 0, 0, "serves everything; 23 us at 2**17"),
+    ("csa_forward_r128_c2_bf16_v2_t512", 20_000, 5, 0, 0, "4.1 us, 4 columns 7.1, at 2**13"),
+    ("csa_forward_r128_c2_bf16_v4_t256", ANY, 5, 0, 0, "17.8 us, 2 columns 20.8, at 2**16"),
+    ("csa_forward_r128_c2_bf16_v2_t512", ANY, 5, 0, 0, "for what 4 columns cannot serve"),
+    ("csa_forward_r128_c2_bf16_v1_t512", ANY, 5, 0, 0, "serves everything; 26 us at 2**16"),
+    ("csa_backward_r128_c1_bf16_v1_t256_a8_ape", 20_000, 5, 132, 0, "6.7 us, 2 columns 7.6: 2**13"),
+    ("csa_backward_r128_c1_bf16_v2_t256_a8_ape", ANY, 5, 132, 0, "41.9 us, 1 column 42.9: 2**17"),
+    ("csa_backward_r128_c1_bf16_v1_t256_a8_ape", ANY, 5, 264, 0, "for 99 KB of shared memory"),
+    ("csa_backward_r128_c1_bf16_v1_t256", ANY, 5, 264, 0, "serves everything; 64 us at 2**17"),
+    ("csa_backward_r128_c2_bf16_v1_t256_a8_ape", ANY, 5, 132, 0, "43.1 us, 264 blocks 47: 2**16"),
+    ("csa_backward_r128_c2_bf16_v1_t256_a8", ANY, 5, 132, 0, "for 99 KB of shared memory; 58 us"),
+    ("csa_backward_r128_c2_bf16_v1_t256", ANY, 5, 132, 0, "serves everything; 74 us at 2**16"),
+)  # fmt: skip
+
+_FINISH: tuple[Row, ...] = (
+    ("csa_finish_f32_e32", 8_192, 0, 0, 528, "1.6 us, 64 elements 2.2, at 2**10 elements"),
+    ("csa_finish_f32_e64", 65_536, 0, 0, 528, "2.3 us, 32 elements 3.3, at 2**15 elements"),
+    ("csa_finish_f32_e256", ANY, 0, 0, 528, "2.1 us, 32 elements 9.7, at 2**17 elements"),
 )
 
-# Where the evidence was measured, with ratio 4 and coff 2; every other family takes it over.
-_MEASURED = (90, 4, 2)
+_MEASURED = 90
 
 
-def _family(architecture: int, operation: str, ratio: int, coff: int) -> list[Schedule]:
-    by_columns = {
-        v.columns: v
-        for v in VARIANTS
-        if (v.operation, v.ratio, v.coff) == (operation, ratio, coff)
-        and architecture in v.architectures
-    }
-    measured = (architecture, ratio, coff) == _MEASURED
-    return [
-        Schedule(
-            architecture, by_columns[columns], limit, lanes_log2, ctas, fill_ctas,
-            evidence if measured else "unmeasured",
-        )
-        for columns, limit, lanes_log2, ctas, fill_ctas, evidence in _ROWS[operation]
-        if columns in by_columns
-    ]  # fmt: skip
+def _schedule(architecture: int, row: Row) -> Schedule:
+    name, limit, lanes_log2, ctas, fill_ctas, evidence = row
+    if architecture != _MEASURED:
+        evidence = "unmeasured"
+    return Schedule(architecture, BY_NAME[name], limit, lanes_log2, ctas, fill_ctas, evidence)
 
 
-def _reductions(architecture: int) -> list[Schedule]:
-    by_elements = {v.columns: v for v in VARIANTS if v.operation == "reduce"}
-    return [
-        Schedule(architecture, by_elements[elements], limit, 0, 0, 0, evidence)
-        for elements, limit, evidence in _REDUCE_ROWS
-    ]
-
-
-_ARCHITECTURES = sorted({a for v in VARIANTS for a in v.architectures})
-
-SCHEDULES: tuple[Schedule, ...] = (
-    *(
-        schedule
-        for architecture in _ARCHITECTURES
-        for operation in _ROWS
-        for ratio, coff in WINDOWS
-        for schedule in _family(architecture, operation, ratio, coff)
-    ),
-    *(schedule for architecture in _ARCHITECTURES for schedule in _reductions(architecture)),
+SCHEDULES: tuple[Schedule, ...] = tuple(
+    _schedule(architecture, row)
+    for architecture in sorted({a for v in VARIANTS for a in v.architectures})
+    for rows in (*(_short(ratio, coff) for ratio, coff in WINDOWS), _LONG, _FINISH)
+    for row in rows
+    if architecture in BY_NAME[row[0]].architectures
 )

@@ -6,6 +6,7 @@ counts) is a run-time parameter. Names are derived in this file and nowhere else
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 ARCHITECTURES = (80, 90, 100, 120)
 
@@ -39,6 +40,8 @@ PARAMETERS: dict[str, tuple[int, int]] = {
     "groups": (24, 4),
     "fill_ctas": (25, 4),
     "accumulate": (26, 4),
+    "ratio": (27, 4),
+    "coff": (28, 4),
 }
 
 # Every kernel of an operation takes this list, in this order, at natural offsets.
@@ -52,10 +55,14 @@ OPERATION_PARAMETERS: dict[str, tuple[str, ...]] = {
         "kv", "score", "ape", "cu_seqlens", "cu_seqlens_comp",
         "grad_out", "grad_kv", "grad_score", "workspace",
         "kv_stride", "score_stride", "grad_out_stride", "grad_kv_stride", "grad_score_stride",
-        "tokens", "segments", "rows", "head_dim",
-        "lanes_log2", "column_tiles", "groups", "fill_ctas",
+        "tokens", "segments", "rows", "head_dim", "lanes_log2", "column_tiles", "groups",
     ),
-    "reduce": ("workspace", "grad_ape", "plane_elements", "groups", "accumulate"),
+    "finish": (
+        "workspace", "grad_ape", "cu_seqlens", "cu_seqlens_comp", "grad_kv", "grad_score",
+        "plane_elements", "grad_kv_stride", "grad_score_stride",
+        "groups", "accumulate", "tokens", "segments", "rows", "head_dim",
+        "ratio", "coff", "fill_ctas",
+    ),
 }  # fmt: skip
 
 
@@ -63,16 +70,17 @@ OPERATION_PARAMETERS: dict[str, tuple[str, ...]] = {
 class Variant:
     """One kernel: an operation, its window shape and how many columns a thread owns.
 
-    The reduction serves every window: its ratio and coff are 0, its dtype is "f32" and its columns
-    are the elements that a block owns.
+    What finishes a backward serves every window: its ratio and coff are 0, its dtype is "f32" and
+    its columns are the elements of grad_ape that a block owns.
     min_blocks: blocks that must fit a multiprocessor, which caps the registers; 0 lets the
     compiler choose.
     dynamic_shared: bytes of shared memory that a launch asks for.
     kind: "short" where a thread holds the whole window, "long" where a block's warps share it,
-    "reduce" for the reduction.
+    "finish" for what finishes a backward.
     alignment: elements; head_dim and every 16-bit tensor's base and row stride are multiples of
     it. 0 means `columns`.
     holds_ape: whether a block keeps its tile of the APE in shared memory.
+    batch: positions that a thread of a long window loads together.
     """
 
     operation: str
@@ -87,6 +95,7 @@ class Variant:
     kind: str = "short"
     alignment: int = 0
     holds_ape: bool = False
+    batch: int = 0
 
     @property
     def required_alignment(self) -> int:
@@ -96,8 +105,8 @@ class Variant:
     @property
     def name(self) -> str:
         """The kernel's name: its cubin's stem, its symbol without the `_0` the compiler adds."""
-        if self.operation == "reduce":
-            return f"csa_reduce_{self.dtype}_e{self.columns}"
+        if self.operation == "finish":
+            return f"csa_finish_{self.dtype}_e{self.columns}"
         window = f"r{self.ratio}_c{self.coff}"
         name = f"csa_{self.operation}_{window}_{self.dtype}_v{self.columns}"
         if self.kind == "long":
@@ -109,6 +118,11 @@ class Variant:
         return name
 
     @property
+    def module(self) -> str:
+        """The file of aot/kernels that holds the kernel."""
+        return f"{self.operation}_long" if self.kind == "long" else self.operation
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the kernel's parameters, in order."""
         return OPERATION_PARAMETERS[self.operation]
@@ -117,7 +131,7 @@ class Variant:
 FORWARD_THREADS = 128
 BACKWARD_THREADS = 256
 # (elements of a block, threads): many threads for each element of a small plane, one of a large.
-REDUCE_BLOCKS = ((32, 512), (256, 256))
+FINISH_BLOCKS = ((32, 512), (64, 256), (256, 256))
 
 # Windows of the small-window family: they fit in registers.
 WINDOWS = tuple((ratio, coff) for ratio in (2, 4) for coff in (1, 2))
@@ -139,6 +153,32 @@ def _backward_architectures(ratio: int, coff: int, columns: int) -> tuple[int, .
     return tuple(a for a in ARCHITECTURES if not (widest and a == 80))
 
 
+def _long(operation: str, coff: int, columns: int, threads: int, **fields: Any) -> Variant:
+    return Variant(operation, LONG_RATIO, coff, "bf16", columns, threads, kind="long", **fields)
+
+
+# Windows that a block's warps share.
+LONG_RATIO = 128
+_LONG = (
+    _long("forward", 1, 2, 256, batch=16),
+    _long("forward", 1, 1, 512, batch=16),
+    # For sm_80 the compiler cannot fit it into four blocks' registers.
+    _long("forward", 2, 4, 256, batch=4, min_blocks=4, architectures=(90, 100, 120)),
+    _long("forward", 2, 2, 512, batch=8, min_blocks=2),
+    _long("forward", 2, 1, 512, batch=16),
+    # Aligned to 8 elements, rows are copied asynchronously, 16 bytes at a time. A block of sm_120
+    # has 99 KB of shared memory.
+    _long("backward", 1, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
+          dynamic_shared=108_544, architectures=(80, 90, 100)),
+    _long("backward", 1, 1, 256, batch=16, min_blocks=2, alignment=8, holds_ape=True,
+          dynamic_shared=56_320),
+    _long("backward", 1, 1, 256, batch=16, min_blocks=2, dynamic_shared=39_936),
+    _long("backward", 2, 1, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
+          dynamic_shared=105_472, architectures=(80, 90, 100)),
+    _long("backward", 2, 1, 256, batch=16, min_blocks=1, alignment=8, dynamic_shared=72_704),
+    _long("backward", 2, 1, 256, batch=16, min_blocks=1, dynamic_shared=72_704),
+)  # fmt: skip
+
 VARIANTS: tuple[Variant, ...] = (
     *(
         Variant(
@@ -157,9 +197,10 @@ VARIANTS: tuple[Variant, ...] = (
         for ratio, coff in WINDOWS
         for columns in (1, 2, 4)
     ),
+    *_LONG,
     *(
-        Variant("reduce", 0, 0, "f32", elements, threads, kind="reduce", alignment=1)
-        for elements, threads in REDUCE_BLOCKS
+        Variant("finish", 0, 0, "f32", elements, threads, kind="finish", alignment=1)
+        for elements, threads in FINISH_BLOCKS
     ),
 )  # fmt: skip
 

@@ -81,7 +81,7 @@ def _served() -> list[str]:
 
     short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     variants = _native.bundle_info()["variants"]
-    return sorted({short[v["dtype"]] for v in variants if v["operation"] != "reduce"})
+    return sorted({short[v["dtype"]] for v in variants if v["operation"] != "finish"})
 
 
 def bias(ape: Array, kv: Array, ratio: int) -> None:

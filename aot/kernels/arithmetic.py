@@ -80,14 +80,10 @@ def exp_approx(x: Float32) -> Float32:
     return _asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", (mul_rn(x, Float32(LOG2_E)),))
 
 
-def exp2_scaled(x: Float32, shift: Float32) -> Float32:
-    """e**x * 2**shift, to what `exp_approx` is good for at x - shift."""
-    exponent = fma_rn(x, Float32(LOG2_E), shift)
-    return _asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", (exponent,))
-
-
-def exp_over(x: Float32, log2_divisor: int) -> Float32:
+def exp_over(x: Float32, log2_divisor: int, *, tail: bool = True) -> Float32:
     """expf(x) / 2**log2_divisor for x <= 0, as accurate as expf and at its cost.
+
+    Without `tail`, an instruction less and off by another 2**-26 |x| of itself.
 
     x * log2(e) splits into an integer, whose floor lands in the exponent field of a float through
     the rounding of a large addend, and a fraction for `ex2`. Lowering the integer before that
@@ -105,7 +101,8 @@ def exp_over(x: Float32, log2_divisor: int) -> Float32:
     power = (integer.bitcast(Uint32) << 23).bitcast(Float32)
     negated = Float32(magic + 127.0 - log2_divisor) - integer
     fraction = fma_rn(x, Float32(LOG2_E), negated)
-    fraction = fma_rn(x, Float32(LOG2_E_LOW), fraction)
+    if tail:
+        fraction = fma_rn(x, Float32(LOG2_E_LOW), fraction)
     return mul_rn(_asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", (fraction,)), power)
 
 
@@ -115,6 +112,14 @@ def largest(values: list[Float32]) -> Float32:
     for value in values:
         most = arch.fmax(most, value)
     return most
+
+
+def least(values: list[Float32]) -> Float32:
+    """The minimum; NaN is ignored."""
+    lowest = values[0]
+    for value in values[1:]:
+        lowest = arch.fmin(lowest, value)
+    return lowest
 
 
 def below_maximum(scores: list[Float32]) -> tuple[list[Float32], Float32]:
@@ -212,6 +217,17 @@ def select(condition: Boolean, chosen: Scalar, otherwise: Scalar) -> Scalar:
     return type(otherwise)(
         mlir_arith.select(condition.ir_value(), chosen.ir_value(), otherwise.ir_value())
     )
+
+
+def scale_bf16(word: Any, columns: int, power: int) -> Any:
+    """Every bf16 of a word times 2**power, two at a time; exact but for subnormals."""
+    factor = Uint32((127 + power) << 7 | (127 + power) << 23)
+    minus_zero = Uint32(0x80008000)
+    scaled = [
+        _asm_b32("fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", (piece, factor, minus_zero))
+        for piece in halves(word, columns)
+    ]
+    return Uint16(scaled[0] & Uint32(0xFFFF)) if columns == 1 else join(scaled)
 
 
 def copy_async_16(target: cute.Pointer, source: cute.Pointer) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward for windows that fit in registers, in one launch: gradients, zeros and APE sums.
+"""Backward for windows that fit in registers: gradients, and APE sums as partial planes.
 
-The first `groups` x `column_tiles` blocks do the rows: a block owns one tile of columns and every
-groups-th tile of rows, keeps its APE sums in registers over all of them, folds its row lanes in a
-fixed order through shared memory and writes its part of the group's partial plane. `reduce` adds
-the planes. Then these blocks and `fill_ctas` more share the zeros of tokens that no row consumes.
+Blocks form `groups` x `column_tiles`: one owns a tile of columns and every groups-th tile of rows,
+keeps its APE sums in registers over all of them, folds its row lanes in a fixed order through
+shared memory and writes its part of the group's plane. `finish` adds the planes, and writes the
+zeros of tokens outside all blocks.
 
 Every product and sum of the gradients is R's own: they equal R bit for bit.
 """
@@ -17,7 +17,6 @@ from cutlass import Boolean, Float32, Float64, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
-from aot.kernels.fill import zero_unconsumed
 from aot.kernels.launchable import launchable
 from aot.kernels.segments import WARP, find_row
 from aot.kernels.table import Table, fold_into_plane
@@ -57,69 +56,65 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         lanes_log2: Int32,
         column_tiles: Int32,
         groups: Int32,
-        fill_ctas: Int32,
     ) -> None:
         block, _, _ = arch.block_idx()
-        row_blocks = groups * column_tiles
-        if block < row_blocks:
-            thread, _, _ = arch.thread_idx()
-            group = block // column_tiles
-            column_tile = block % column_tiles
-            lane = thread & ((Int32(1) << lanes_log2) - 1)
-            wanted_column = ((column_tile << lanes_log2) + lane) * window.columns
-            column = min(wanted_column, head_dim - window.columns)
-            # Threads past the last column own rows that never exist: they load, and store nothing.
-            row_lane = Uint32(thread >> lanes_log2)
-            row_lane = ar.select(wanted_column < head_dim, row_lane, Uint32(1 << 31))
-            warp_row_lane = Uint32((thread & -WARP) >> lanes_log2)
-            row_lanes = Uint32(threads) >> Uint32(lanes_log2)
+        thread, _, _ = arch.thread_idx()
+        group = block // column_tiles
+        column_tile = block % column_tiles
+        lane = thread & ((Int32(1) << lanes_log2) - 1)
+        wanted_column = ((column_tile << lanes_log2) + lane) * window.columns
+        column = min(wanted_column, head_dim - window.columns)
+        # Threads past the last column own rows that never exist: they load, and store nothing.
+        row_lane = Uint32(thread >> lanes_log2)
+        row_lane = ar.select(wanted_column < head_dim, row_lane, Uint32(1 << 31))
+        row_lanes = Uint32(threads) >> Uint32(lanes_log2)
 
-            shared = table.allocate()
-            if thread == lane:
-                table.write(shared, lane, window.load_ape(ape, head_dim, column))
-            if thread == 0:
-                table.write_zeros(shared)
+        shared = table.allocate()
+        if thread == lane:
+            table.write(shared, lane, window.load_ape(ape, head_dim, column))
+        if thread == 0:
+            table.write_zeros(shared)
+        arch.sync_threads()
+        sums = cute.make_rmem_tensor((window.positions, window.columns), Float32)
+        sums.fill(0.0)
+        real_rows = Uint32(max(min(arch.load(cu_seqlens_comp + segments, Int32), rows), 0))
+        tile_row = Uint32(group) * row_lanes
+        while tile_row < real_rows:
+            row = Int32(min(tile_row + row_lane, real_rows - 1))
+            warp_row = Int32(min(tile_row + Uint32((thread & -WARP) >> lanes_log2), real_rows - 1))
+            token, first, last = find_row(
+                cu_seqlens, cu_seqlens_comp, segments, tokens,
+                row, warp_row, lanes_log2, window.ratio,
+            )  # fmt: skip
+            own = tile_row + row_lane < real_rows
+            if cutlass.const_expr(window.coff == 2):
+                # No next block pools the first half of a last block's columns.
+                unpooled = own & ((last != 0) | (Uint32(row + 1) >= real_rows))
+                window.zero_first_half(grad_kv, grad_kv_stride, token, column, unpooled)
+                window.zero_first_half(grad_score, grad_score_stride, token, column, unpooled)
+            previous = own & (first == 0)
+            grad_word = window.load_word(grad_out + (Int64(row) * grad_out_stride + column))
+            kv_words = window.load(kv, kv_stride, token, first, head_dim, column)
+            score_words = window.load(score, score_stride, token, first, head_dim, column)
+            kv_words, score_words, _ = erase_missing(window, first, kv_words, score_words)
+            scores = window.scores(score_words, table.read(shared, lane, first))
+            values = window.values(kv_words)
+            grads = ar.unpack_bf16(grad_word, window.columns)
+            to_kv, to_score = _differentiate_row(
+                window, scores, values, grads, first, own, previous, sums
+            )
+            window.store(grad_kv, grad_kv_stride, token, head_dim, column, own, previous, to_kv)
+            window.store(
+                grad_score, grad_score_stride, token, head_dim, column, own, previous, to_score
+            )
+            tile_row = tile_row + Uint32(groups) * row_lanes
+        if workspace.toint() != 0:
             arch.sync_threads()
-            sums = cute.make_rmem_tensor((window.positions, window.columns), Float32)
-            sums.fill(0.0)
-            real_rows = Uint32(max(min(arch.load(cu_seqlens_comp + segments, Int32), rows), 0))
-            tile_row = Uint32(group) * row_lanes
-            while tile_row < real_rows:
-                row = Int32(min(tile_row + row_lane, real_rows - 1))
-                warp_row = Int32(min(tile_row + warp_row_lane, real_rows - 1))
-                token, first = find_row(
-                    cu_seqlens, cu_seqlens_comp, segments, tokens,
-                    row, warp_row, lanes_log2, window.ratio,
-                )  # fmt: skip
-                own = tile_row + row_lane < real_rows
-                previous = own & (first == 0)
-                grad_word = window.load_word(grad_out + (Int64(row) * grad_out_stride + column))
-                kv_words = window.load(kv, kv_stride, token, first, head_dim, column)
-                score_words = window.load(score, score_stride, token, first, head_dim, column)
-                kv_words, score_words, _ = erase_missing(window, first, kv_words, score_words)
-                scores = window.scores(score_words, table.read(shared, lane, first))
-                values = window.values(kv_words)
-                grads = ar.unpack_bf16(grad_word, window.columns)
-                to_kv, to_score = _differentiate_row(
-                    window, scores, values, grads, first, own, previous, sums
-                )
-                window.store(grad_kv, grad_kv_stride, token, head_dim, column, own, previous, to_kv)
-                window.store(
-                    grad_score, grad_score_stride, token, head_dim, column, own, previous, to_score
-                )
-                tile_row = tile_row + Uint32(groups) * row_lanes
-            if workspace.toint() != 0:
-                arch.sync_threads()
-                table.write(shared, thread, window.rows(sums))
-                arch.sync_threads()
-                plane_elements = Int64(head_dim) * (window.ratio * window.coff)
-                plane = workspace + group * plane_elements
-                fold_into_plane(table, shared, plane, column_tile, lanes_log2, head_dim)
-        zero_unconsumed(
-            window, threads, block, row_blocks + fill_ctas, cu_seqlens, cu_seqlens_comp,
-            grad_kv, grad_score, grad_kv_stride, grad_score_stride,
-            tokens, segments, rows, head_dim,
-        )  # fmt: skip
+            table.write(shared, thread, window.rows(sums))
+            arch.sync_threads()
+            plane_elements = Int64(head_dim) * (window.ratio * window.coff)
+            plane = workspace + group * plane_elements
+            fold_into_plane(table, shared, plane, column_tile, lanes_log2, head_dim)
 
     return launchable(backward, variant)
 
@@ -143,10 +138,13 @@ def _differentiate_row(
     to_score: list[list] = [[] for _ in range(window.positions)]
     for start in range(0, window.columns, 2):
         columns = range(start, min(start + 2, window.columns))
-        by_column = [[row[v] for row in scores] for v in columns]
         pair = [
-            _differentiate(p, [row[v] for row in values], grads[v])
-            for v, p in zip(columns, _softmax(window, by_column, first), strict=True)
+            _differentiate(
+                _softmax(window, [row[v] for row in scores], first),
+                [row[v] for row in values],
+                grads[v],
+            )
+            for v in columns
         ]
         for k in range(window.positions):
             to_kv[k].append(ar.round_to_bf16([of_kv[k] for of_kv, _ in pair]))
@@ -169,50 +167,41 @@ def _differentiate(probabilities: list, values: list, grad: Float32) -> tuple[li
     return to_kv, to_score
 
 
-def _softmax(window: Window, scores: list, first: Int32) -> list[list[Float32]]:
-    """R's probabilities, [column][position], of scores in that order."""
+def _softmax(window: Window, scores: list[Float32], first: Int32) -> list[Float32]:
+    """R's probabilities of one column."""
+    exponents, _ = ar.below_maximum(scores)
+    weights = [ar.exp(x) for x in exponents]
+    total = weights[0]
+    for e in weights[1:]:
+        total = total + e
     own = window.positions - window.ratio
-    weights, totals, least = [], [], Float32(0.0)
-    for column in scores:
-        exponents, _ = ar.below_maximum(column)
-        weights.append([ar.exp(x) for x in exponents])
-        total = weights[-1][0]
-        for e in weights[-1][1:]:
-            total = total + e
-        totals.append(total)
-        for x in exponents[own:]:
-            least = arch.fmin(least, x)
-        if own > 0:
-            previous = exponents[0]
-            for x in exponents[1:own]:
-                previous = arch.fmin(previous, x)
-            least = arch.fmin(least, ar.select(first != 0, Float32(0.0), previous))
-    return _quotients(weights, totals, least)
+    least = ar.least(exponents[own:])
+    if own > 0:
+        previous = ar.select(first != 0, Float32(0.0), ar.least(exponents[:own]))
+        least = arch.fmin(least, previous)
+    return _quotients(weights, total, least)
 
 
 @cute.jit
-def _quotients(weights: list, totals: list, least: Float32) -> list:
-    """IEEE quotients weight / total, per column, for totals 0, NaN or in [1, 2**24].
+def _quotients(weights: list, total: Float32, least: Float32) -> list:
+    """IEEE quotients weight / total, for a total of 0, NaN or in [1, 2**24].
 
-    least: of all exponents that the weights come from.
+    least: of the exponents that the weights come from.
 
     By the correctly rounded reciprocal and one correction (Markstein), which is exact unless a
     weight is so small that the correction's remainder underflows. Then by the reciprocal in fp64:
     its relative error stays under 2**-51, and a quotient of two fp32 comes no closer than 2**-50
     to a value halfway between two fp32, subnormals included.
     """
-    positions = len(weights[0])
-    reciprocals = [ar.reciprocal(total) for total in totals]
-    quotients = cute.make_rmem_tensor((len(weights), positions), Float32)
-    for v in cutlass.range_constexpr(len(weights)):
-        for k in cutlass.range_constexpr(positions):
-            near = ar.mul_rn(weights[v][k], reciprocals[v])
-            rest = ar.fma_rn(-near, totals[v], weights[v][k])
-            quotients[v, k] = ar.fma_rn(rest, reciprocals[v], near)
+    reciprocal = ar.reciprocal(total)
+    quotients = cute.make_rmem_tensor((len(weights),), Float32)
+    for k in cutlass.range_constexpr(len(weights)):
+        near = ar.mul_rn(weights[k], reciprocal)
+        rest = ar.fma_rn(-near, total, weights[k])
+        quotients[k] = ar.fma_rn(rest, reciprocal, near)
     if least < LEAST_EXPONENT:
-        for v in cutlass.range_constexpr(len(weights)):
-            error = Float64(ar.fma_rn(-reciprocals[v], totals[v], Float32(1.0)))
-            exact = Float64(reciprocals[v]) * (error * error + error) + Float64(reciprocals[v])
-            for k in cutlass.range_constexpr(positions):
-                quotients[v, k] = Float32(Float64(weights[v][k]) * exact)
-    return [[quotients[v, k] for k in range(positions)] for v in range(len(weights))]
+        error = Float64(ar.fma_rn(-reciprocal, total, Float32(1.0)))
+        exact = Float64(reciprocal) * (error * error + error) + Float64(reciprocal)
+        for k in cutlass.range_constexpr(len(weights)):
+            quotients[k] = Float32(Float64(weights[k]) * exact)
+    return [quotients[k] for k in range(len(weights))]

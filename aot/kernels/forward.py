@@ -60,7 +60,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
 
         bias = window.load_ape(ape, head_dim, column)
         real_rows = arch.load(cu_seqlens_comp + segments, Int32)
-        token, first = find_row(
+        token, first, _ = find_row(
             cu_seqlens, cu_seqlens_comp, segments, tokens, row, warp_row, lanes_log2, window.ratio
         )
         padding = row >= real_rows  # pools the first tokens, as a first block
@@ -108,7 +108,7 @@ def _pool(scores: list, values: list, largest: list) -> list:
     for v in cutlass.range_constexpr(len(scores)):
         results[v] = sums[v][0] * ar.rcp_approx(sums[v][1])
     if not _all(done):
-        near = [(_least(shifted[v]) >= Float32(NEAR)) & finite[v] for v in columns]
+        near = [(ar.least(shifted[v]) >= Float32(NEAR)) & finite[v] for v in columns]
         settled = [done[v] | near[v] for v in columns]
         if not _all(settled):
             log2_positions = len(scores[0]).bit_length() - 1
@@ -130,13 +130,6 @@ def _sums(weights: list[Float32], values: list[Float32]) -> tuple[Float32, Float
 
 def _magnitude(x: Float32) -> Float32:
     return (x.bitcast(Uint32) & Uint32(0x7FFFFFFF)).bitcast(Float32)
-
-
-def _least(values: list[Float32]) -> Float32:
-    least = values[0]
-    for value in values[1:]:
-        least = arch.fmin(least, value)
-    return least
 
 
 def _all(conditions: list[Boolean]) -> Boolean:

@@ -69,8 +69,8 @@ def find_row(
     warp_row: Int32,
     lanes_log2: Int32,
     ratio: cutlass.Constexpr,
-) -> tuple[Int32, Int32]:
-    """Where a row's block starts: (first token, nonzero if it is its segment's first block).
+) -> tuple[Int32, Int32, Int32]:
+    """Where a row's block starts: its first token, and whether it is its segment's first, last.
 
     row: this lane's row; warp_row: the least row of its warp, the same one if lanes_log2 >= 5.
     The block [token, token + ratio) and, unless first, the one before it lie inside [0, tokens)
@@ -78,12 +78,15 @@ def find_row(
     """
     token = Int32(0)
     first = Int32(1)
+    last = Int32(1)
     if segments > 0:
         segment = find_for_warp(cu_seqlens_comp, segments, warp_row)
         if lanes_log2 < 5:
             segment = gallop(cu_seqlens_comp, segments, segment, row)
         index = row - arch.load(cu_seqlens_comp + segment, Int32)
+        end = arch.load(cu_seqlens_comp + (segment + 1), Int32)
         token = arch.load(cu_seqlens + segment, Int32) + index * ratio
         token = max(min(token, tokens - ratio), 0)
         first = Int32((index <= 0) | (token < ratio))
-    return token, first
+        last = Int32(row + 1 >= end)
+    return token, first, last

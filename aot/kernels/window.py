@@ -91,6 +91,13 @@ class Window:
             earlier = base - (self.ratio * stride + head_dim)
             _store_rows(previous, earlier, stride, joined[: self.ratio])
 
+    def zero_first_half(
+        self, tensor: cute.Pointer, stride: Int64, token: Int32, column: Int32, wanted: Boolean
+    ) -> None:
+        """Writes zeros to a block's own tokens in the columns that the next block pools."""
+        base = tensor + (Int64(token) * stride + column)
+        _store_rows(wanted, base, stride, [ar.WORD[self.columns](0)] * self.ratio)
+
     def load_ape(self, ape: cute.Pointer, head_dim: Int32, column: Int32) -> list:
         """The window's APE, [position][column] fp32; zeros without an APE."""
         table = cute.make_rmem_tensor((self.positions, self.columns), Float32)

@@ -20,13 +20,13 @@ static bool terminated(const char *text, size_t bytes) {
 
 static const char *bad_variant(const struct csa_variant *v) {
   if (!terminated(v->name, sizeof v->name)) return "its name is no string";
-  if (v->operation < CSA_FORWARD || v->operation > CSA_REDUCE) return "unknown operation";
+  if (v->operation < CSA_FORWARD || v->operation > CSA_FINISH) return "unknown operation";
   if (!power_of_two(v->threads) || v->threads < 32 || v->threads > 1024) return "bad block size";
   if (v->dynamic_shared < 0 || v->dynamic_shared > MAX_SHARED) return "bad shared size";
   if (v->parameter_count > CSA_MAX_PARAMETERS) return "too many parameters";
   for (uint32_t i = 0; i < v->parameter_count; i++)
     if (v->parameters[i] >= CSA_PARAMETER_COUNT) return "a parameter this library does not know";
-  if (v->operation == CSA_REDUCE) {
+  if (v->operation == CSA_FINISH) {
     if (v->kind != CSA_NO_WINDOW) return "bad kind";
     if (v->ratio != 0 || v->coff != 0 || v->dtype != 0) return "bad window";
     /* At least a warp's width keeps the grid of the largest plane below 2**31 blocks. */

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 enum { CSA_BUNDLE_SCHEMA = 1, CSA_MAX_PARAMETERS = 24, CSA_MAX_FAMILIES = 128 };
-enum csa_operation { CSA_FORWARD = 1, CSA_BACKWARD = 2, CSA_REDUCE = 3 };
+enum csa_operation { CSA_FORWARD = 1, CSA_BACKWARD = 2, CSA_FINISH = 3 };
 
 /* Short: a thread holds a row's whole window. Long: a block's warps share it. */
 enum csa_kind { CSA_NO_WINDOW = 0, CSA_SHORT = 1, CSA_LONG = 2 };
@@ -46,6 +46,8 @@ enum csa_parameter {
   CSA_GROUPS,
   CSA_FILL_CTAS,
   CSA_ACCUMULATE,
+  CSA_RATIO,
+  CSA_COFF,
   CSA_PARAMETER_COUNT
 };
 
@@ -65,7 +67,7 @@ struct csa_header {
 struct csa_variant {
   char name[64];
   int32_t operation, ratio, coff, dtype;
-  int32_t columns; /* of a thread; reduce: elements of a block */
+  int32_t columns; /* of a thread; finish: elements of grad_ape of a block */
   int32_t threads, dynamic_shared;
   uint32_t parameter_count;
   int32_t kind, alignment; /* alignment in elements: of 16-bit bases, row strides, head_dim */
@@ -74,7 +76,7 @@ struct csa_variant {
 
 struct csa_schedule {
   int32_t arch, operation, ratio, coff, dtype, variant, lanes_log2, ctas, fill_ctas, reserved;
-  int64_t max_elements; /* rows * head_dim at most, reduce: of a plane; -1: any */
+  int64_t max_elements; /* rows * head_dim at most, finish: of a plane; -1: any */
   uint8_t pad[16];
 };
 

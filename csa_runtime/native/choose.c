@@ -152,15 +152,16 @@ int csa_choose(const struct csa_bundle *bundle, const struct csa_target *target,
   return nothing_fits(bundle, target, family, a);
 }
 
-int csa_choose_reduce(const struct csa_bundle *bundle, const struct csa_target *target,
+int csa_choose_finish(const struct csa_bundle *bundle, const struct csa_target *target,
                       int64_t plane_elements, const struct csa_schedule **row) {
-  int32_t family = csa_bundle_family(bundle, CSA_REDUCE, 0, 0, 0);
+  int32_t family = csa_bundle_family(bundle, CSA_FINISH, 0, 0, 0);
   int32_t cursor = family >= 0 ? target->first_row[family] : 0;
   while (family >= 0 && (*row = next_row(bundle, target, family, &cursor)) != NULL)
     if (within(*row, plane_elements) &&
         shared_bytes(bundle, target, (*row)->variant) <= target->shared_limit)
       return CSA_OK;
-  return csa_fail(CSA_ERROR_ARCH,
-                  "the bundle (%s) has no reduction for sm_%d of planes of %lld elements",
-                  bundle->source, target->arch, (long long)plane_elements);
+  return csa_fail(
+      CSA_ERROR_ARCH,
+      "the bundle (%s) has nothing for sm_%d that finishes a backward with planes of %lld elements",
+      bundle->source, target->arch, (long long)plane_elements);
 }

@@ -13,8 +13,8 @@ int csa_choose(const struct csa_bundle *bundle, const struct csa_target *target,
                enum csa_operation operation, const csa_args *args, const char *variant,
                const struct csa_schedule **row);
 
-/* The first row that sums planes of so many elements, or CSA_ERROR_ARCH. */
-int csa_choose_reduce(const struct csa_bundle *bundle, const struct csa_target *target,
+/* The first row that finishes a backward with planes of so many elements, or CSA_ERROR_ARCH. */
+int csa_choose_finish(const struct csa_bundle *bundle, const struct csa_target *target,
                       int64_t plane_elements, const struct csa_schedule **row);
 
 #endif

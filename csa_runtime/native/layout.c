@@ -28,11 +28,8 @@ bool csa_lay_out(const struct csa_variant *v, const struct csa_schedule *row, co
       l.lanes_log2++;
     l.row_blocks = ceil_shift(a->rows, threads_log2 - l.lanes_log2);
   }
-  if (row->ctas > 0) { /* backward */
+  if (row->ctas > 0) /* backward */
     l.groups = least(most(row->ctas / l.column_tiles, 1), l.row_blocks);
-    int64_t fill = least(row->fill_ctas, ceil_shift(a->tokens, threads_log2));
-    l.fill_ctas = most(fill - l.groups * l.column_tiles, 0);
-  }
   *layout = l;
-  return l.column_tiles <= GRID_Y_MAX;
+  return row->ctas > 0 || l.column_tiles <= GRID_Y_MAX; /* backward's grid has no second dimension */
 }

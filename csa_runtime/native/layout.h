@@ -13,10 +13,9 @@ struct csa_layout {
   int64_t column_tiles; /* blocks along the columns */
   int64_t row_blocks;   /* blocks that would take all rows at once */
   int64_t groups;       /* backward: of the row_blocks, how many run; each takes every groups-th */
-  int64_t fill_ctas;    /* backward: blocks added that only zero unconsumed tokens */
 };
 
-/* False where head_dim takes more blocks along the columns than a grid has. */
+/* False where a forward's head_dim takes more blocks along the columns than a grid has. */
 bool csa_lay_out(const struct csa_variant *variant, const struct csa_schedule *row,
                  const csa_args *args, struct csa_layout *layout);
 

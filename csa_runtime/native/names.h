@@ -6,17 +6,17 @@
 #include "bundle.h"
 
 static inline const char *csa_operation_name(int32_t operation) {
-  return operation == CSA_FORWARD ? "forward" : operation == CSA_BACKWARD ? "backward" : "reduce";
+  return operation == CSA_FORWARD ? "forward" : operation == CSA_BACKWARD ? "backward" : "finish";
 }
 
-/* 0 is the reduction's, which has none of csa_args.dtype's. */
+/* 0 is that of what finishes a backward, which has none of csa_args.dtype's. */
 static inline const char *csa_dtype_name(int32_t dtype) {
   static const char *const NAMES[] = {"f32", "bf16", "fp16", "fp32"};
   return NAMES[dtype >= 0 && dtype <= 3 ? dtype : 0];
 }
 
 static inline const char *csa_kind_name(int32_t kind) {
-  return kind == CSA_SHORT ? "short" : kind == CSA_LONG ? "long" : "reduce";
+  return kind == CSA_SHORT ? "short" : kind == CSA_LONG ? "long" : "finish";
 }
 
 #endif

@@ -70,15 +70,17 @@ static void fill_values(const csa_args *a, const struct csa_plan *plan,
   values[CSA_GROUPS] = plan->groups;
   values[CSA_FILL_CTAS] = plan->fill_ctas;
   values[CSA_ACCUMULATE] = a->flags & CSA_FLAG_ACCUMULATE;
+  values[CSA_RATIO] = a->ratio;
+  values[CSA_COFF] = a->coff;
 }
 
 int csa_plan_make(const struct csa_bundle *bundle, const struct csa_target *target,
                   enum csa_operation operation, const csa_args *a, const char *variant,
                   struct csa_plan *plan) {
-  const struct csa_schedule *row, *reduce = NULL;
+  const struct csa_schedule *row, *finish = NULL;
   int status = csa_choose(bundle, target, operation, a, variant, &row);
-  if (status == CSA_OK && operation == CSA_BACKWARD && a->grad_ape != NULL)
-    status = csa_choose_reduce(bundle, target, csa_plane_elements(a), &reduce);
+  if (status == CSA_OK && operation == CSA_BACKWARD)
+    status = csa_choose_finish(bundle, target, csa_plane_elements(a), &finish);
   if (status != CSA_OK) return status;
 
   struct csa_layout l;
@@ -94,19 +96,22 @@ int csa_plan_make(const struct csa_bundle *bundle, const struct csa_target *targ
     plan->grid_x = (uint32_t)l.row_blocks;
     plan->grid_y = (uint32_t)l.column_tiles;
   } else {
+    int64_t fill = ceil_div(a->tokens, bundle->variants[finish->variant].threads);
     plan->groups = l.groups;
-    plan->fill_ctas = l.fill_ctas;
+    plan->fill_ctas = fill < finish->fill_ctas ? fill : finish->fill_ctas;
     plan->plane_elements = csa_plane_elements(a);
-    if (reduce != NULL) plan->workspace_bytes = l.groups * plan->plane_elements * 4;
-    plan->grid_x = (uint32_t)(l.groups * l.column_tiles + l.fill_ctas);
+    if (a->grad_ape != NULL) plan->workspace_bytes = l.groups * plan->plane_elements * 4;
+    plan->grid_x = (uint32_t)(l.groups * l.column_tiles);
   }
   int64_t values[CSA_PARAMETER_COUNT];
   fill_values(a, plan, values);
   if (plan->grid_x > 0)
     add_launch(bundle, target, row->variant, plan->grid_x, plan->grid_y, values, plan);
-  if (reduce != NULL) {
-    int64_t blocks = ceil_div(plan->plane_elements, bundle->variants[reduce->variant].columns);
-    add_launch(bundle, target, reduce->variant, (uint32_t)blocks, 1, values, plan);
+  if (operation == CSA_BACKWARD) {
+    int64_t blocks = plan->fill_ctas;
+    if (a->grad_ape != NULL)
+      blocks += ceil_div(plan->plane_elements, bundle->variants[finish->variant].columns);
+    if (blocks > 0) add_launch(bundle, target, finish->variant, (uint32_t)blocks, 1, values, plan);
   }
   return CSA_OK;
 }

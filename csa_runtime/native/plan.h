@@ -17,10 +17,10 @@ struct csa_launch {
 struct csa_plan {
   int32_t variant, image;  /* of the operation itself, launched or not */
   int32_t lanes_log2;      /* 2**lanes_log2 threads of a block lie along the columns */
-  uint32_t grid_x, grid_y; /* of the operation; 0: nothing to launch */
+  uint32_t grid_x, grid_y; /* of the operation itself; 0: not launched */
   int64_t column_tiles;    /* blocks along the columns */
   int64_t groups;          /* backward: row groups, each with a partial APE plane */
-  int64_t fill_ctas;       /* backward: blocks added that only zero unconsumed tokens */
+  int64_t fill_ctas;       /* backward: blocks of its finish that write zeros */
   int64_t plane_elements;  /* backward: fp32 elements of one plane */
   int64_t workspace_bytes; /* backward with grad_ape: what this plan uses */
   int32_t launch_count;

@@ -48,7 +48,7 @@ def test_committed_images_are_what_the_sources_build() -> None:
 
 @needs_dsl
 def test_the_callers_compiler_settings_do_not_reach_the_images() -> None:
-    name = "csa_reduce_f32_e32"
+    name = "csa_finish_f32_e32"
     run = build_cubins("--check", "--variant", name, CUTE_DSL_LINEINFO="1", CUTE_DSL_ARCH="sm_80")
     assert run.returncode == 0, run.stdout + run.stderr
 
@@ -60,18 +60,18 @@ def test_a_partial_build_into_an_empty_tree_is_consistent_and_removes_stale_file
     stale = tmp_path / "sm_70" / "old.cubin"
     stale.parent.mkdir()
     stale.write_bytes(b"stale")
-    select = ["--cubins", str(tmp_path), "--arch", "90", "--variant", "csa_reduce_f32_e32"]
+    select = ["--cubins", str(tmp_path), "--arch", "90", "--variant", "csa_finish_f32_e32"]
     run = build_cubins(*select)
     assert run.returncode == 0, run.stdout + run.stderr
     written = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*"))
-    assert written == ["manifest.json", "sm_90", "sm_90/csa_reduce_f32_e32.cubin"]
-    committed = CUBINS / "sm_90" / "csa_reduce_f32_e32.cubin"
-    assert (tmp_path / "sm_90" / "csa_reduce_f32_e32.cubin").read_bytes() == committed.read_bytes()
+    assert written == ["manifest.json", "sm_90", "sm_90/csa_finish_f32_e32.cubin"]
+    committed = CUBINS / "sm_90" / "csa_finish_f32_e32.cubin"
+    assert (tmp_path / "sm_90" / "csa_finish_f32_e32.cubin").read_bytes() == committed.read_bytes()
 
-    (tmp_path / "sm_90" / "csa_reduce_f32_e32.cubin").write_bytes(b"damaged")
+    (tmp_path / "sm_90" / "csa_finish_f32_e32.cubin").write_bytes(b"damaged")
     run = build_cubins(*select, "--check")
     assert run.returncode == 1
-    assert "csa_reduce_f32_e32.cubin" in run.stdout
+    assert "csa_finish_f32_e32.cubin" in run.stdout
 
 
 def test_an_unknown_variant_is_an_error() -> None:
@@ -115,7 +115,7 @@ def test_a_driver_in_sight_does_not_sway_the_images(version: str, tmp_path: Path
     log = tmp_path / "calls"
     folders = [str(fake.library()), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     run = build_cubins(
-        *("--check", "--arch", "90", "--variant", "csa_reduce_*"),
+        *("--check", "--arch", "90", "--variant", "csa_finish_*"),
         LD_LIBRARY_PATH=os.pathsep.join(folders),
         FAKE_CUDA_LOG=str(log),
         FAKE_CUDA_VERSION=version,

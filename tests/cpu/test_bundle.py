@@ -18,9 +18,9 @@ from aot.compare import compare
 
 ROOT = Path(__file__).resolve().parents[2]
 CUBINS = ROOT / "cubins"
-OPERATIONS = ["", "forward", "backward", "reduce"]
+OPERATIONS = ["", "forward", "backward", "finish"]
 DTYPES = ["f32", "bf16"]
-KINDS = ["reduce", "short", "long"]
+KINDS = ["finish", "short", "long"]
 
 
 @pytest.fixture

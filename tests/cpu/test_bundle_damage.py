@@ -15,7 +15,7 @@ from support.expected import manifest
 pytestmark = pytest.mark.L0
 
 NAMES = [variant["name"] for variant in manifest()["variants"]]
-REDUCE = next(i for i, v in enumerate(manifest()["variants"]) if v["operation"] == "reduce")
+REDUCE = next(i for i, v in enumerate(manifest()["variants"]) if v["operation"] == "finish")
 WIDE = next(i for i, v in enumerate(manifest()["variants"]) if v["columns"] == 4)
 SCHEDULED = NAMES.index(manifest()["schedules"][0]["variant"])  # of the first row
 
@@ -82,7 +82,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda b: with_record(b, "variants", 0, 92, word(33)),
         "too many parameters",
     ),
-    "unknown parameter": (lambda b: with_record(b, "variants", 0, 104, b"\x1b"), "does not know"),
+    "unknown parameter": (lambda b: with_record(b, "variants", 0, 104, b"\x1d"), "does not know"),
     "unknown kind": (lambda b: with_record(b, "variants", 0, 96, word(3)), "bad kind"),
     "a window of no kind": (lambda b: with_record(b, "variants", 0, 96, word(0)), "bad kind"),
     "a reduction with a window": (

@@ -249,5 +249,5 @@ def test_the_second_kernels_failure_says_which_it_was() -> None:
         "emit(attempt(csa_runtime.launch_backward, **backward()))",
         FAKE_CUDA_FAIL="cuLaunchKernelEx:2:1",
     )
-    assert "launching csa_reduce_f32_e32 (kernel 2 of the call's 2)" in run.output["text"]
+    assert "launching csa_finish_f32_e32 (kernel 2 of the call's 2)" in run.output["text"]
     assert run.output["name"] == "CUDA_ERROR_INVALID_VALUE"

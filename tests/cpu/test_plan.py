@@ -42,6 +42,8 @@ def agree(
 @pytest.mark.parametrize("head_dim", [1, 2, 3, 4, 6, 64, 127, 128, 129, 512, 8_388_480])
 def test_plan_follows_the_schedules(operation: str, window: tuple[int, int], head_dim: int) -> None:
     ratio, coff = window
+    if operation == "forward" and ratio == 128:
+        head_dim = min(head_dim, 65535 * 32)  # a warp's lanes along the columns, 65,535 blocks
     for rows, tokens in itertools.product(
         (0, 1, 2, 7, 8, 9, 1 << 20, 2**31 - 1), (ratio, 2 * ratio + 257, 2**31 - 1)
     ):
@@ -98,25 +100,24 @@ def test_a_schedule_serves_up_to_its_largest_problem(operation: str) -> None:
             agree(operation, call, row["arch"])
 
 
-def test_the_reduction_goes_by_the_planes_elements() -> None:
+def test_what_finishes_goes_by_the_planes_elements() -> None:
     chosen = set()
     for row in TABLE["schedules"]:
-        if row["operation"] == "reduce" and row["max_elements"] >= 0:
+        if row["operation"] == "finish" and row["max_elements"] >= 0:
             most = row["max_elements"] // 8
             for head_dim in (most, most + 1):
                 plan = agree("backward", backward(4, 2, head_dim), row["arch"])
                 chosen.add(plan["launches"][1]["variant"])
-    assert chosen == {v["name"] for v in TABLE["variants"] if v["operation"] == "reduce"}
+    assert chosen == {v["name"] for v in TABLE["variants"] if v["operation"] == "finish"}
 
 
-def test_blocks_are_added_for_the_zeros_only_where_rows_leave_some_out() -> None:
-    few = agree("backward", backward(rows=1, tokens=1 << 20))
-    assert few["groups"] == 1 and few["fill_ctas"] > 0
-    row = next(r for r in TABLE["schedules"] if r["variant"] == few["variant"] and r["arch"] == 90)
-    assert few["grid"] == (row["fill_ctas"], 1, 1)
-    many = agree("backward", backward(rows=1 << 20, tokens=1 << 22))
-    assert many["fill_ctas"] == 0
-    assert many["grid"] == (many["groups"] * many["column_tiles"], 1, 1)
+def test_blocks_that_write_zeros_go_by_the_tokens_up_to_a_limit() -> None:
+    few = agree("backward", backward(rows=1, tokens=4))
+    assert few["fill_ctas"] == 1
+    many = agree("backward", backward(rows=1, tokens=1 << 24))
+    finish = many["launches"][1]["variant"]
+    row = next(r for r in TABLE["schedules"] if r["variant"] == finish and r["arch"] == 90)
+    assert many["fill_ctas"] == row["fill_ctas"]
 
 
 def test_every_image_is_scheduled() -> None:
@@ -134,23 +135,22 @@ def test_no_rows_launch_nothing_forward_and_only_zeros_backward() -> None:
     assert agree("forward", forward(rows=0))["launches"] == []
     plan = agree("backward", backward(rows=0))
     assert plan["groups"] == 0 and plan["workspace_bytes"] == 0
-    assert plan["grid"][0] == plan["fill_ctas"] > 0
-    assert [x["variant"] for x in plan["launches"]][1:] == ["csa_reduce_f32_e32"]
+    assert plan["grid"] == (0, 1, 1) and plan["fill_ctas"] > 0
+    assert [x["variant"] for x in plan["launches"]] == ["csa_finish_f32_e32"]
     assert agree("backward", backward(rows=0, tokens=0, grad_ape=None))["launches"] == []
 
 
 def test_without_grad_ape_no_workspace_reaches_the_kernel() -> None:
     plan = agree("backward", backward(grad_ape=None))
-    assert plan["workspace_bytes"] == 0 and len(plan["launches"]) == 1
+    assert plan["workspace_bytes"] == 0
+    assert plan["launches"][1]["grid"] == (plan["fill_ctas"], 1, 1)
 
 
-def test_accumulate_reaches_the_reduction_alone() -> None:
+def test_accumulate_reaches_the_finish_alone() -> None:
     plain, adding = (agree("backward", backward(flags=flags))["launches"] for flags in (0, 1))
     assert plain[0] == adding[0]
-    assert (plain[1]["parameters"][-4:], adding[1]["parameters"][-4:]) == (
-        b"\0\0\0\0",
-        b"\1\0\0\0",
-    )
+    flags = [launches[1]["parameters"][76:80] for launches in (plain, adding)]
+    assert flags == [b"\0\0\0\0", b"\1\0\0\0"]
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -185,7 +185,7 @@ def test_forced_variant_runs_as_its_first_schedule_says(arch: int) -> None:
     forced = {row["variant"] for row in TABLE["schedules"] if row["arch"] == arch}
     for name in forced:
         variant = BY_NAME[name]
-        if variant["operation"] == "reduce":
+        if variant["operation"] == "finish":
             continue
         make, ratio = CALLS[variant["operation"]], variant["ratio"]
         for rows in (1, 1 << 20):
@@ -199,7 +199,7 @@ def test_forced_variant_runs_as_its_first_schedule_says(arch: int) -> None:
     [
         (forward(), "no_such", r"no forward variant .*csa_runtime\.info\(\) lists them"),
         (forward(), "csa_forward_r2_c2_bf16_v4", "no forward variant of ratio 4, coff 2"),
-        (forward(), "csa_reduce_f32_e32", "no forward variant"),
+        (forward(), "csa_finish_f32_e32", "no forward variant"),
         (forward(head_dim=6), "csa_forward_r4_c2_bf16_v4", "multiples of 4 elements"),
         (forward(kv=2), "csa_forward_r4_c2_bf16_v2", "multiples of 2 elements"),
     ],

@@ -114,7 +114,7 @@ def choose(
         if forced not in (None, row["variant"]):
             continue
         tiles = columns_layout(row, variant, call["head_dim"])[1]
-        if fits(operation, call, variant) and tiles <= GRID_Y_MAX:
+        if fits(operation, call, variant) and (row["ctas"] or tiles <= GRID_Y_MAX):
             return row, variant
     raise LookupError(f"no schedule for {call}")
 
@@ -133,20 +133,20 @@ def launches(
     log2, tiles, row_lanes = columns_layout(row, variant, call["head_dim"])
     blocks = up(call["rows"], row_lanes)
     groups = min(max(row["ctas"] // tiles, 1), blocks)
-    main = groups * tiles
-    fill = max(min(row["fill_ctas"], up(call["tokens"], variant["threads"])) - main, 0)
     plane = call["ratio"] * call["coff"] * call["head_dim"]
+    finish_row, finish = next(scheduled(table, ("finish", 0, 0, "f32"), arch, limit, plane))
+    fill = min(finish_row["fill_ctas"], up(call["tokens"], finish["threads"]))
     wants = bool(call.get("grad_ape"))
     values = call | {
         "workspace": call["workspace"] if wants else 0,
         "lanes_log2": log2, "column_tiles": tiles, "groups": groups, "fill_ctas": fill,
         "plane_elements": plane, "accumulate": call.get("flags", 0) & 1,
     } if operation == "backward" else call | {"lanes_log2": log2}  # fmt: skip
-    grid = (blocks, tiles) if operation == "forward" else (main + fill, 1)
+    grid = (blocks, tiles) if operation == "forward" else (groups * tiles, 1)
     result = [_launch(table, variant, arch, grid, values)] if grid[0] else []
-    if operation == "backward" and wants:
-        _, reduce = next(scheduled(table, ("reduce", 0, 0, "f32"), arch, limit, plane))
-        result.append(_launch(table, reduce, arch, (up(plane, reduce["columns"]), 1), values))
+    finishing = fill + (up(plane, finish["columns"]) if wants else 0)
+    if operation == "backward" and finishing:
+        result.append(_launch(table, finish, arch, (finishing, 1), values))
     return result
 
 

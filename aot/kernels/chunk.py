@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A warp's share of one row's long window: consecutive positions, `columns` a lane.
+
+Positions count from the window's start and their tokens are consecutive: with coff 2 the window
+starts `ratio` tokens before the block. A warp's positions lie in one half, so they share a column
+offset, and in a segment's first block the warps of the previous half have nothing to do.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64
+from cutlass.cute import arch
+
+from aot.kernels import arithmetic as ar
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The shape of every warp's share, all known at compile time.
+
+    batch: positions whose loads are in flight together.
+    """
+
+    ratio: int
+    coff: int
+    columns: int
+    warps: int
+    batch: int
+
+    @property
+    def window(self) -> int:
+        """Positions of the whole window."""
+        return self.ratio * self.coff
+
+    @property
+    def positions(self) -> int:
+        """Positions of one warp."""
+        return self.window // self.warps
+
+    @property
+    def log2_window(self) -> int:
+        """Binary logarithm of the window's length."""
+        return self.window.bit_length() - 1
+
+    def ape_row(self, warp: Int32) -> Int32:
+        """The APE row of a warp's first position."""
+        return (warp * self.positions) % self.ratio
+
+    def in_own_half(self, warp: Int32) -> Boolean:
+        """Whether a warp's positions are the block's own tokens."""
+        if self.coff == 1:
+            return Boolean(True)
+        return warp >= self.warps // 2
+
+    def exists(self, warp: Int32, first: Int32) -> Boolean:
+        """Whether a warp's positions exist: not in a first block's previous half."""
+        return self.in_own_half(warp) | (first == 0)
+
+    def first_token(self, token: Int32, warp: Int32) -> Int32:
+        """The token of a warp's first position, for a block that starts at `token`."""
+        return token + (warp * self.positions - (self.coff - 1) * self.ratio)
+
+    def column(self, head_dim: Int32, column: Int32, warp: Int32) -> Int32:
+        """The column of the packed width that a warp reads."""
+        if self.coff == 1:
+            return column
+        return column + ar.select(self.in_own_half(warp), head_dim, Int32(0))
+
+    def load(
+        self, tensor: cute.Pointer, stride: Int64, start: Int32, begin: int, column: Int32
+    ) -> list:
+        """Words of the batch of positions that starts at `begin`."""
+        base = tensor + (Int64(start) * stride + column)
+        return [self.word(base + (begin + k) * stride) for k in range(self.batch)]
+
+    def word(self, address: cute.Pointer) -> Any:
+        """`columns` elements that are read once."""
+        # Relaxed loads stay where they stand; see Window.load_word. They are read once, so they
+        # leave the first-level cache to the APE.
+        return arch.load(
+            address, ar.WORD[self.columns], sem="relaxed", scope="cta",
+            level1_eviction_priority="evict_no_allocate",
+        )  # fmt: skip
+
+    def load_ape(
+        self, ape: cute.Pointer, head_dim: Int32, warp: Int32, begin: int, column: Int32
+    ) -> list:
+        """APE of the batch that starts at `begin`, [position][column]; zeros without an APE."""
+        table = cute.make_rmem_tensor((self.batch, self.columns), Float32)
+        _fill_ape(self, table, ape, head_dim, warp, begin, column)
+        return [[table[k, v] for v in range(self.columns)] for k in range(self.batch)]
+
+    def load_whole_ape(
+        self, ape: cute.Pointer, head_dim: Int32, warp: Int32, column: Int32
+    ) -> list:
+        """APE of all of a warp's positions, [position][column]."""
+        rows: list = []
+        for begin in range(0, self.positions, self.batch):
+            rows += self.load_ape(ape, head_dim, warp, begin, column)
+        return rows
+
+
+@cute.jit
+def _fill_ape(
+    chunk: cutlass.Constexpr,
+    table: cute.Tensor,
+    ape: cute.Pointer,
+    head_dim: Int32,
+    warp: Int32,
+    begin: cutlass.Constexpr,
+    column: Int32,
+) -> None:
+    if ape.toint() == 0:
+        table.fill(0.0)
+    else:
+        width = Int64(head_dim) * chunk.coff
+        first = chunk.ape_row(warp) + begin
+        base = ape + (first * width + column)
+        for k in cutlass.range_constexpr(chunk.batch):
+            values = ar.load_f32(base + k * width, chunk.columns)
+            for v in cutlass.range_constexpr(chunk.columns):
+                table[k, v] = values[v]

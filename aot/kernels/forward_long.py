@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forward for long windows: one pass over a row's window, split over the warps of a block.
+
+Each warp pools `positions / warps` consecutive positions of one row for 32 * columns columns, with
+a running maximum that is updated once a batch. The warps' partial (maximum, sum of weights,
+weighted sum) are merged in ascending order through shared memory.
+"""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute import arch
+
+from aot.kernels import arithmetic as ar
+from aot.kernels.chunk import Chunk
+from aot.kernels.launchable import launchable
+from aot.kernels.segments import WARP, find_row
+from aot.variants import Variant
+
+
+def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
+    """(kernel, host function, sample arguments) of a forward variant, for the compiler."""
+    warps = variant.threads // WARP
+    chunk = Chunk(variant.ratio, variant.coff, variant.columns, warps, variant.batch)
+
+    @cute.kernel
+    def forward(
+        kv: cute.Pointer,
+        score: cute.Pointer,
+        ape: cute.Pointer,
+        cu_seqlens: cute.Pointer,
+        cu_seqlens_comp: cute.Pointer,
+        out: cute.Pointer,
+        kv_stride: Int64,
+        score_stride: Int64,
+        out_stride: Int64,
+        tokens: Int32,
+        segments: Int32,
+        rows: Int32,
+        head_dim: Int32,
+        lanes_log2: Int32,
+    ) -> None:
+        thread, _, _ = arch.thread_idx()
+        row, column_tile, _ = arch.block_idx()
+        lane, warp = thread % WARP, thread // WARP
+        column = min((column_tile * WARP + lane) * chunk.columns, head_dim - chunk.columns)
+
+        real_rows = arch.load(cu_seqlens_comp + segments, Int32)
+        token, first, _ = find_row(
+            cu_seqlens, cu_seqlens_comp, segments, tokens, row, row, Int32(5), chunk.ratio
+        )
+        padding = row >= real_rows  # pools the first tokens, as a first block
+        token = ar.select(padding, Int32(0), token)
+        first = ar.select(padding, Int32(1), first)
+
+        highest = cute.make_rmem_tensor((chunk.columns,), Float32)
+        total = cute.make_rmem_tensor((chunk.columns,), Float32)
+        pooled = cute.make_rmem_tensor((chunk.columns,), Float32)
+        highest.fill(ar.LOWEST)
+        total.fill(0.0)
+        pooled.fill(0.0)
+        if chunk.exists(warp, first):
+            start = chunk.first_token(token, warp)
+            offset = chunk.column(head_dim, column, warp)
+            for begin in cutlass.range_constexpr(0, chunk.positions, chunk.batch):
+                scores = chunk.load(score, score_stride, start, begin, offset)
+                values = chunk.load(kv, kv_stride, start, begin, offset)
+                bias = chunk.load_ape(ape, head_dim, warp, begin, offset)
+                _accumulate(chunk, begin == 0, scores, values, bias, highest, total, pooled)
+
+        base = arch.alloc_smem(Float32, 3 * variant.threads * chunk.columns)
+        for v in cutlass.range_constexpr(chunk.columns):
+            at = base + (warp * (WARP * chunk.columns) + lane * chunk.columns + v)
+            arch.store(at, highest[v], ss="cta")
+            arch.store(at + variant.threads * chunk.columns, total[v], ss="cta")
+            arch.store(at + 2 * variant.threads * chunk.columns, pooled[v], ss="cta")
+        arch.sync_threads()
+        tile = WARP * chunk.columns
+        if thread < tile:
+            column = column_tile * tile + thread
+            if column < head_dim:
+                result = _merge(chunk, base + thread, tile, variant.threads * chunk.columns)
+                arch.store(out + (Int64(row) * out_stride + column), ar.round_to_bf16([result]))
+
+    return launchable(forward, variant)
+
+
+def _accumulate(
+    chunk: Chunk,
+    initial: bool,
+    scores: list,
+    values: list,
+    bias: list,
+    highest: cute.Tensor,
+    total: cute.Tensor,
+    pooled: cute.Tensor,
+) -> None:
+    """Folds a batch of positions into a thread's running (maximum, total, pooled).
+
+    Values are divided by the window's length, so that no sum exceeds the largest of them.
+    """
+    wide_scores = [ar.unpack_bf16(word, chunk.columns) for word in scores]
+    wide_values = [
+        ar.unpack_bf16(ar.scale_bf16(word, chunk.columns, -chunk.log2_window), chunk.columns)
+        for word in values
+    ]
+    for v in range(chunk.columns):
+        column = [row[v] + b[v] for row, b in zip(wide_scores, bias, strict=True)]
+        most = ar.largest([highest[v], *column])
+        weights = [ar.exp_approx(s - most) for s in column]
+        if initial:
+            sum_weights, sum_values = weights[0], ar.mul_rn(weights[0], wide_values[0][v])
+            rest = range(1, len(weights))
+        else:
+            kept = ar.exp_approx(highest[v] - most)
+            sum_weights, sum_values = total[v] * kept, pooled[v] * kept
+            rest = range(len(weights))
+        for k in rest:
+            sum_weights = sum_weights + weights[k]
+            sum_values = ar.fma_rn(weights[k], wide_values[k][v], sum_values)
+        highest[v], total[v], pooled[v] = most, sum_weights, sum_values
+
+
+def _merge(chunk: Chunk, base: cute.Pointer, stride: int, plane: int) -> Float32:
+    """One column's result from the partial sums of all warps, in ascending order."""
+    maxima = [arch.load(base + w * stride, Float32, ss="cta") for w in range(chunk.warps)]
+    most = ar.largest(maxima)
+    total, pooled = Float32(0.0), Float32(0.0)
+    for w, m in enumerate(maxima):
+        scale = ar.exp_approx(m - most)
+        total = ar.fma_rn(arch.load(base + (plane + w * stride), Float32, ss="cta"), scale, total)
+        pooled = ar.fma_rn(
+            arch.load(base + (2 * plane + w * stride), Float32, ss="cta"), scale, pooled
+        )
+    return pooled * ar.rcp_approx(total) * Float32(chunk.window)

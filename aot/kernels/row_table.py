@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the blocks of a block's next rows start, found by all its threads at once.
+
+A persistent block takes every `groups`-th row. Each thread looks one of the next `threads` rows up,
+so that a row costs its warps one load from shared memory.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Uint32
+from cutlass.cute import arch
+
+from aot.kernels.segments import WARP, find_row
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """Of 2 * threads rows, the first token and whether the block is its segment's first, last.
+
+    Two int32 a row: the token, and first + 2 * last. Looking up fills one half of the table, so
+    that rows of the other half may still be in work.
+    """
+
+    threads: int
+    ratio: int
+
+    @property
+    def words(self) -> int:
+        """Size in int32."""
+        return 4 * self.threads
+
+    def entry(self, base: cute.Pointer, index: Int32) -> tuple[Int32, Int32, Int32]:
+        """(first token, whether a first block, whether a last one) of the block's index-th row."""
+        at = base + (index % (2 * self.threads)) * 2
+        flags = arch.load(at + 1, Int32, ss="cta")
+        return arch.load(at, Int32, ss="cta"), flags & 1, flags & 2
+
+
+@cute.jit
+def look_up_rows(
+    table: cutlass.Constexpr,
+    base: cute.Pointer,
+    index: Int32,
+    cu_seqlens: cute.Pointer,
+    cu_seqlens_comp: cute.Pointer,
+    segments: Int32,
+    tokens: Int32,
+    row: Uint32,
+    groups: Int32,
+    rows: Int32,
+) -> None:
+    """Enters the block's rows from its index-th on, which is `row`. Every thread calls it.
+
+    For rows that are not real the entries are safe and meaningless.
+    """
+    thread, _, _ = arch.thread_idx()
+    end = Uint32(rows - 1)
+    mine = min(row + Uint32(thread) * Uint32(groups), end)
+    warp_row = min(row + Uint32(thread & -WARP) * Uint32(groups), end)
+    token, first, last = find_row(
+        cu_seqlens, cu_seqlens_comp, segments, tokens,
+        Int32(mine), Int32(warp_row), Int32(0), table.ratio,
+    )  # fmt: skip
+    at = base + ((index + thread) % (2 * table.threads)) * 2
+    arch.store(at, token, ss="cta")
+    arch.store(at + 1, first + 2 * last, ss="cta")
+    arch.sync_threads()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One row's softmax over a window that the warps of a block share, for the long backward."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute import arch
+
+from aot.kernels import arithmetic as ar
+
+
+@cute.jit
+def softmax_row(
+    chunk: cutlass.Constexpr,
+    stage: cutlass.Constexpr,
+    exchange: cutlass.Constexpr,
+    shared: cute.Pointer,
+    memory: cute.Pointer,
+    slot: Int32,
+    ape: cute.Pointer,
+    head_dim: Int32,
+    warp: Int32,
+    lane: Int32,
+    column: Int32,
+    exists: cutlass.Boolean,
+    grads: list,
+    weights: cute.Tensor,
+    bias: cutlass.Constexpr,
+    table: cute.Pointer,
+) -> tuple[list, list]:
+    """Sets a thread's `weights`, R's exponentials over the window's length.
+
+    Returns per column what turns them into probabilities, and R's S.
+    """
+    highest = cute.make_rmem_tensor((chunk.columns,), Float32)
+    sums = cute.make_rmem_tensor((chunk.columns, 2), Float32)
+    highest.fill(ar.LOWEST)
+    for v in cutlass.range_constexpr(chunk.columns):
+        # A position that does not exist has value 0: it matters where grad_out is infinite.
+        sums[v, 0], sums[v, 1] = Float32(0.0), ar.mul_rn(grads[v], Float32(0.0))
+    if exists:
+        added = bias.read(table, ape, head_dim, warp, lane, column)
+        scores = stage.read(shared, slot, 1, warp, lane)
+        for v in cutlass.range_constexpr(chunk.columns):
+            for k in cutlass.range_constexpr(chunk.positions):
+                weights[k, v] = scores[k][v] + added[k][v]
+            highest[v] = ar.largest([weights[k, v] for k in range(chunk.positions)])
+    exchange.write_maxima(memory, warp, lane, [highest[v] for v in range(chunk.columns)])
+    arch.sync_threads()
+    most = exchange.maxima(memory, lane)
+    if exists:
+        values = stage.read(shared, slot, 0, warp, lane)
+        for v in cutlass.range_constexpr(chunk.columns):
+            for k in cutlass.range_constexpr(chunk.positions):
+                e = ar.exp_over(weights[k, v] - most[v], chunk.log2_window, tail=False)
+                weights[k, v] = e
+                sums[v, 0] = sums[v, 0] + e
+                sums[v, 1] = ar.fma_rn(ar.mul_rn(grads[v], values[k][v]), e, sums[v, 1])
+    flat = [sums[v, i] for v in range(chunk.columns) for i in range(2)]
+    exchange.write_sums(memory, warp, lane, flat)
+    arch.sync_threads()
+    merged = exchange.sums(memory, lane)
+    scales = [ar.reciprocal(merged[2 * v]) for v in range(chunk.columns)]
+    dots = [ar.mul_rn(merged[2 * v + 1], scales[v]) for v in range(chunk.columns)]
+    return scales, dots

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Raw kv and score of a block's next rows in shared memory, filled by asynchronous copies.
+
+Laid out [slot][kv, score][position of the window][column of the tile], bf16. A warp copies and
+reads the positions it owns and no others.
+"""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass.cute import arch
+
+from aot.kernels import arithmetic as ar
+from aot.kernels.chunk import Chunk
+from aot.kernels.segments import WARP
+
+PIECE = 8  # bf16 of one asynchronous copy: 16 bytes
+DEPTH = 2  # rows: the one in work and the next one
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The buffer's shape.
+
+    asynchronous: by 16-byte copies that need aligned rows; else by single elements, at once.
+    """
+
+    chunk: Chunk
+    asynchronous: bool
+
+    @property
+    def tile(self) -> int:
+        """Columns of the block's tile."""
+        return WARP * self.chunk.columns
+
+    @property
+    def bytes(self) -> int:
+        """Size of the whole buffer."""
+        return DEPTH * 2 * self.chunk.window * self.tile * 2
+
+    def column(self, tile_column: Int32, head_dim: Int32, lane: Int32) -> Int32:
+        """The first column that a lane copies; past the last one it repeats the last piece."""
+        if self.asynchronous:
+            column = tile_column + (lane % (self.tile // PIECE)) * PIECE
+            return ar.select(column < head_dim, column, head_dim - PIECE)
+        column = tile_column + lane * self.chunk.columns
+        return ar.select(column < head_dim, column, head_dim - self.chunk.columns)
+
+    def copy(
+        self,
+        base: cute.Pointer,
+        slot: Int32,
+        which: int,
+        tensor: cute.Pointer,
+        stride: Int64,
+        start: Int32,
+        warp: Int32,
+        lane: Int32,
+        column: Int32,
+    ) -> None:
+        """Starts a warp's copies of one tensor; `column` is the lane's own."""
+        if not self.asynchronous:
+            source = tensor + (Int64(start) * stride + column)
+            target = self._at(base, slot, which, warp, Int32(0)) + lane * self.chunk.columns
+            words = [self.chunk.word(source + k * stride) for k in range(self.chunk.positions)]
+            for k, word in enumerate(words):
+                arch.store(target + k * self.tile, word, ss="cta")
+            return
+        pieces = self.tile // PIECE
+        together = WARP // pieces  # positions that one instruction of the warp copies
+        position = lane // pieces
+        source = tensor + (Int64(start + position) * stride + column)
+        target = self._at(base, slot, which, warp, position) + (lane % pieces) * PIECE
+        for k in range(0, self.chunk.positions, together):
+            ar.copy_async_16(target + k * self.tile, source + k * stride)
+
+    def read(
+        self, base: cute.Pointer, slot: Int32, which: int, warp: Int32, lane: Int32
+    ) -> list[list[Float32]]:
+        """A thread's values of one tensor, [position][column] fp32."""
+        columns = self.chunk.columns
+        first = self._at(base, slot, which, warp, Int32(0)) + lane * columns
+        return [
+            ar.unpack_bf16(arch.load(first + k * self.tile, ar.WORD[columns], ss="cta"), columns)
+            for k in range(self.chunk.positions)
+        ]
+
+    def _at(
+        self, base: cute.Pointer, slot: Int32, which: int, warp: Int32, position: Int32
+    ) -> cute.Pointer:
+        row = (slot * 2 + which) * self.chunk.window + warp * self.chunk.positions + position
+        return cute.recast_ptr(base, dtype=BFloat16) + row * self.tile
