@@ -39,14 +39,12 @@ class Table:
             whole = row["operation"] in ("forward", "backward")
             size = rows * case.head_dim if whole else case.ratio * case.coff * case.head_dim
             # Rows are tried in order, so of those with this variant it is the first large enough.
-            found.append(
-                next(
-                    i
-                    for i in self.family(row["operation"], row["ratio"], row["coff"])
-                    if self.rows[i]["variant"] == variant
-                    and (self.rows[i]["max_elements"] < 0 or size <= self.rows[i]["max_elements"])
-                )
-            )
+            found += [
+                i
+                for i in self.family(row["operation"], row["ratio"], row["coff"])
+                if self.rows[i]["variant"] == variant
+                and (self.rows[i]["max_elements"] < 0 or size <= self.rows[i]["max_elements"])
+            ][:1]
         return found
 
     def describe(self, index: int) -> str:

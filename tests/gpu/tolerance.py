@@ -111,7 +111,8 @@ def assert_tolerance(
     d = deviation(found, wanted, exact)
     tally.count(f"long windows, {name}", d.elements)
     if gate:
-        tally.count(f"long windows, {name} differing from R", d.differing)
+        if name != "grad_ape":
+            tally.count(f"long windows, {name} differing from R", d.differing)
         tally.worst(f"long windows, {name} max_abs against R", d.max_abs)
     broken = too_far(name, d, spare=CHANCE if d.elements < COUNTABLE else 0, gate=gate)
     assert not broken, broken
