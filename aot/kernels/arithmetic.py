@@ -80,10 +80,8 @@ def exp_approx(x: Float32) -> Float32:
     return _asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", (mul_rn(x, Float32(LOG2_E)),))
 
 
-def exp_over(x: Float32, log2_divisor: int, *, tail: bool = True) -> Float32:
+def exp_over(x: Float32, log2_divisor: int) -> Float32:
     """expf(x) / 2**log2_divisor for x <= 0, as accurate as expf and at its cost.
-
-    Without `tail`, an instruction less and off by another 2**-26 |x| of itself.
 
     x * log2(e) splits into an integer, whose floor lands in the exponent field of a float through
     the rounding of a large addend, and a fraction for `ex2`. Lowering the integer before that
@@ -101,8 +99,7 @@ def exp_over(x: Float32, log2_divisor: int, *, tail: bool = True) -> Float32:
     power = (integer.bitcast(Uint32) << 23).bitcast(Float32)
     negated = Float32(magic + 127.0 - log2_divisor) - integer
     fraction = fma_rn(x, Float32(LOG2_E), negated)
-    if tail:
-        fraction = fma_rn(x, Float32(LOG2_E_LOW), fraction)
+    fraction = fma_rn(x, Float32(LOG2_E_LOW), fraction)
     return mul_rn(_asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", (fraction,)), power)
 
 

@@ -118,6 +118,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         sums = cute.make_rmem_tensor((chunk.positions, chunk.columns), Float32)
         sums.fill(0.0)
         weights = cute.make_rmem_tensor((chunk.positions, chunk.columns), Float32)
+        values = cute.make_rmem_tensor((chunk.positions, chunk.columns), Float32)
         index = Int32(0)
         while row < real_rows:
             later = index + (DEPTH - 1)
@@ -145,13 +146,13 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             exists = chunk.exists(warp, first)
             scales, dots = softmax_row(
                 chunk, stage, exchange, shared, memory, slot, ape, head_dim, warp, lane,
-                packed_column, exists, grads, weights, bias, table,
+                packed_column, exists, grads, weights, values, bias, table,
             )  # fmt: skip
             if exists & active:
                 _store_gradients(
-                    chunk, stage, shared, slot, grad_kv, grad_score, grad_kv_stride,
-                    grad_score_stride, chunk.first_token(token, warp), warp, lane,
-                    packed_column, grads, weights, scales, dots, sums,
+                    chunk, grad_kv, grad_score, grad_kv_stride, grad_score_stride,
+                    chunk.first_token(token, warp), packed_column, grads, weights, values,
+                    scales, dots, sums,
                 )  # fmt: skip
             if cutlass.const_expr(chunk.coff == 2):
                 # No next block pools the first half of a last block's columns.
@@ -199,19 +200,15 @@ def _copy_row(
 
 def _store_gradients(
     chunk: Chunk,
-    stage: Stage,
-    shared: cute.Pointer,
-    slot: Int32,
     grad_kv: cute.Pointer,
     grad_score: cute.Pointer,
     grad_kv_stride: Int64,
     grad_score_stride: Int64,
     start: Int32,
-    warp: Int32,
-    lane: Int32,
     column: Int32,
     grads: list,
     weights: cute.Tensor,
+    values: cute.Tensor,
     scales: list,
     dots: list,
     sums: cute.Tensor,
@@ -219,12 +216,11 @@ def _store_gradients(
     """Writes a thread's gradients and adds those of the scores, unrounded, to `sums`."""
     to_kv = grad_kv + (Int64(start) * grad_kv_stride + column)
     to_score = grad_score + (Int64(start) * grad_score_stride + column)
-    values = stage.read(shared, slot, 0, warp, lane)
     for k in range(chunk.positions):
         of_kv, of_score = [], []
         for v in range(chunk.columns):
             p = ar.mul_rn(weights[k, v], scales[v])
-            t = ar.mul_rn(ar.mul_rn(grads[v], values[k][v]), p)
+            t = ar.mul_rn(ar.mul_rn(grads[v], values[k, v]), p)
             ds = ar.fma_rn(-p, dots[v], t)
             sums[k, v] = sums[k, v] + ds
             of_kv.append(ar.mul_rn(grads[v], p))

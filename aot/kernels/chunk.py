@@ -30,6 +30,11 @@ class Chunk:
     warps: int
     batch: int
 
+    def __post_init__(self) -> None:
+        """A warp's positions are whole batches, in one half of the window."""
+        if self.ratio % self.positions or self.positions % self.batch:
+            raise ValueError(f"{self.positions} positions a warp, {self.batch} a batch")
+
     @property
     def window(self) -> int:
         """Positions of the whole window."""

@@ -25,10 +25,11 @@ def softmax_row(
     exists: cutlass.Boolean,
     grads: list,
     weights: cute.Tensor,
+    values: cute.Tensor,
     bias: cutlass.Constexpr,
     table: cute.Pointer,
 ) -> tuple[list, list]:
-    """Sets a thread's `weights`, R's exponentials over the window's length.
+    """Sets a thread's `values`, and its `weights`: R's exponentials over the window's length.
 
     Returns per column what turns them into probabilities, and R's S.
     """
@@ -49,13 +50,13 @@ def softmax_row(
     arch.sync_threads()
     most = exchange.maxima(memory, lane)
     if exists:
-        values = stage.read(shared, slot, 0, warp, lane)
+        read = stage.read(shared, slot, 0, warp, lane)
         for v in cutlass.range_constexpr(chunk.columns):
             for k in cutlass.range_constexpr(chunk.positions):
-                e = ar.exp_over(weights[k, v] - most[v], chunk.log2_window, tail=False)
-                weights[k, v] = e
+                e = ar.exp_over(weights[k, v] - most[v], chunk.log2_window)
+                weights[k, v], values[k, v] = e, read[k][v]
                 sums[v, 0] = sums[v, 0] + e
-                sums[v, 1] = ar.fma_rn(ar.mul_rn(grads[v], values[k][v]), e, sums[v, 1])
+                sums[v, 1] = ar.fma_rn(ar.mul_rn(grads[v], read[k][v]), e, sums[v, 1])
     flat = [sums[v, i] for v in range(chunk.columns) for i in range(2)]
     exchange.write_sums(memory, warp, lane, flat)
     arch.sync_threads()
