@@ -134,6 +134,13 @@ int cuCtxGetDevice(int *device) {
   END
 }
 
+int cuCtxGetId(struct context *context, unsigned long long *id) {
+  BEGIN("cuCtxGetId")
+  if (!context && !(context = current())) FAIL(INVALID_CONTEXT);
+  *id = context->id;
+  END
+}
+
 int cuCtxPushCurrent_v2(struct context *context) {
   BEGIN("cuCtxPushCurrent")
   DETAILS("\"context\": %d", number(context));
@@ -228,6 +235,7 @@ int cuKernelGetFunction(char **out, struct kernel *kernel) {
   if (!current()) FAIL(INVALID_CONTEXT);
   if (forbidden()) FAIL(CAPTURE_UNSUPPORTED);
   if (!runs(kernel->library->arch, capability(current()->device))) FAIL(NO_BINARY);
+  if (version() < 12040) kernel->loaded[number(current())] = 1; /* before cuFuncLoad */
   *out = (char *)kernel + 1;
   END
 }
@@ -283,6 +291,7 @@ int cuLaunchKernelEx(const struct config *c, char *function, void **parameters, 
   if (!is_special(c->stream) && c->stream->context != current()) FAIL(INVALID_HANDLE);
   if (!runs(kernel->library->arch, capability(current()->device))) FAIL(NO_BINARY);
   if (c->grid[0] == 0 || c->grid[1] == 0 || c->grid[1] > 65535) FAIL(INVALID_VALUE);
+  if (!kernel->loaded[own] && forbidden()) FAIL(CAPTURE_UNSUPPORTED);
   kernel->loaded[own] = 1;
   END
 }

@@ -20,6 +20,7 @@ static const struct {
     S(cuCtxGetCurrent, 4000),
     S(cuCtxSetCurrent, 4000),
     S(cuCtxGetDevice, 2000),
+    S(cuCtxGetId, 12000),
     {"cuCtxPushCurrent", 4000, (void *)cuCtxPushCurrent_v2},
     {"cuCtxPopCurrent", 4000, (void *)cuCtxPopCurrent_v2},
     S(cuStreamGetCtx, 9020),
@@ -64,6 +65,8 @@ int cuGetProcAddress_v2(const char *name, void **out, int asked, uint64_t flags,
 }
 
 struct context *fake_context(int device) { return new_context(device); }
+
+void fake_destroy(struct context *context) { context->references = 0; }
 
 struct stream *fake_stream(struct context *context) {
   streams[stream_count] = (struct stream){context, NOT_CAPTURING, pthread_self(), 0};

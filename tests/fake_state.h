@@ -19,6 +19,7 @@ enum { MAX = 64, MAX_KERNELS = 512 };
 
 struct context {
   int device, primary, references;
+  unsigned long long id;
 };
 struct stream {
   struct context *context;
@@ -123,9 +124,15 @@ static int number(const struct context *context) {
 }
 static int is_special(const void *stream) { return (uintptr_t)stream <= 2; }
 
+/* Slots of destroyed contexts are used again, like handles; ids, which count from 0, are not. */
 static struct context *new_context(int device) {
-  contexts[context_count] = (struct context){device, 0, 1};
-  return &contexts[context_count++];
+  static unsigned long long ids;
+  int i = 0;
+  while (i < context_count && contexts[i].references) i++;
+  contexts[i] = (struct context){device, 0, 1, ids++};
+  if (i == context_count) context_count++;
+  for (int k = 0; k < kernel_count; k++) kernels[k].loaded[i] = 0;
+  return &contexts[i];
 }
 
 /* Loading beside a capture, without the relaxed mode, fails and spoils the captures. */

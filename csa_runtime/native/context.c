@@ -20,6 +20,15 @@ int csa_capture_restore(int mode, int status) {
                           "restoring this thread's capture mode");
 }
 
+/* Ask for the id of `context`, or of the current one for NULL. */
+static int identify(cu_context context, struct csa_scope *scope) {
+  unsigned long long id = 0;
+  int status =
+      csa_driver_check(csa_cuda.context_id(context, &id), "cuCtxGetId", "identifying the context");
+  scope->context = id;
+  return status;
+}
+
 static int push(cu_context context, struct csa_scope *scope) {
   int status = csa_driver_check(csa_cuda.context_push(context), "cuCtxPushCurrent",
                                 "entering the call's context");
@@ -55,6 +64,7 @@ int csa_context_enter_primary(struct csa_device *device, struct csa_scope *scope
   if (status == CSA_OK) scope->release = atomic_exchange(&device->primary_held, 1);
   status = csa_capture_restore(mode, status);
   if (status == CSA_OK) status = push(primary, scope);
+  if (status == CSA_OK) status = identify(primary, scope);
   return status == CSA_OK ? CSA_OK : csa_context_leave(scope, status);
 }
 
@@ -69,8 +79,14 @@ int csa_context_enter(struct csa_device *device, cu_stream stream, struct csa_sc
   *scope = (struct csa_scope){.device = device->handle};
   cu_device owner = -1;
   if (is_special(stream)) {
-    cu_result result = csa_cuda.context_device(&owner);
-    if (__builtin_expect(result == CU_SUCCESS && owner == device->handle, 1)) return CSA_OK;
+    unsigned long long id;
+    cu_result result = csa_cuda.context_id(NULL, &id);
+    if (__builtin_expect(result == CU_SUCCESS && csa_contexts_hold(&device->contexts, id), 1)) {
+      scope->context = id;
+      return CSA_OK;
+    }
+    result = csa_cuda.context_device(&owner);
+    if (result == CU_SUCCESS && owner == device->handle) return identify(NULL, scope);
     if (result != CU_SUCCESS && result != INVALID_CONTEXT)
       return csa_driver_check(result, "cuCtxGetDevice", "asking for the current context's device");
     return csa_context_enter_primary(device, scope);
@@ -82,9 +98,12 @@ int csa_context_enter(struct csa_device *device, cu_stream stream, struct csa_sc
     status = csa_driver_check(csa_cuda.context_current(&current), "cuCtxGetCurrent",
                               "asking for the current context");
   if (status == CSA_OK && own != current) status = push(own, scope);
+  if (status == CSA_OK) status = identify(own, scope);
+  if (__builtin_expect(status == CSA_OK && csa_contexts_hold(&device->contexts, scope->context), 1))
+    return CSA_OK;
   if (status == CSA_OK)
     status = csa_driver_check(csa_cuda.context_device(&owner), "cuCtxGetDevice",
                               "asking for the stream's device");
   if (status == CSA_OK && owner != device->handle) status = wrong_device(device, owner);
-  return __builtin_expect(status == CSA_OK, 1) ? CSA_OK : csa_context_leave(scope, status);
+  return status == CSA_OK ? CSA_OK : csa_context_leave(scope, status);
 }

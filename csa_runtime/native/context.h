@@ -9,6 +9,7 @@ struct csa_scope {
   int pushed;
   int release; /* give back the primary context of `device` */
   cu_device device;
+  uint64_t context; /* the id of the context entered */
 };
 
 /* Enter the context of `stream`; for the handles 0, 1 and 2 the current one if it is the device's,

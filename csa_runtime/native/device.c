@@ -18,6 +18,18 @@ static const struct {
   const char *release;
 } DRIVERS[] = {{10, 12080, "R570"}, {11, 13000, "R580"}, {12, 12080, "R570"}};
 
+void csa_contexts_add(struct csa_contexts *set, uint64_t id, int primary) {
+  static unsigned forgotten;
+  int at = 0;
+  if (!primary) {
+    if (csa_contexts_hold(set, id)) return;
+    for (at = 1; at < CSA_CONTEXTS; at++)
+      if (atomic_load_explicit(&set->ids[at], memory_order_relaxed) == 0) break;
+    if (at == CSA_CONTEXTS) at = 1 + (int)(forgotten++ % (CSA_CONTEXTS - 1));
+  }
+  atomic_store_explicit(&set->ids[at], id + 1, memory_order_release);
+}
+
 int csa_devices_init(void) {
   int count = 0;
   int status =

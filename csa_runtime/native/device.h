@@ -8,15 +8,38 @@
 #include "driver.h"
 #include "target.h"
 
+enum { CSA_CONTEXTS = 8 }; /* remembered at a time; forgetting one costs its next call some calls */
+
+/* Contexts by their ids plus one, which the process never gives twice; 0 is nothing. Read without
+ * a lock, each word a fact of its own; written with the loader's lock held. */
+struct csa_contexts {
+  atomic_uint_fast64_t ids[CSA_CONTEXTS]; /* the first is the primary context's, and stays */
+};
+
+static inline int csa_contexts_hold(struct csa_contexts *set, uint64_t id) {
+  for (int i = 0; i < CSA_CONTEXTS; i++)
+    if (atomic_load_explicit(&set->ids[i], memory_order_acquire) == id + 1) return 1;
+  return 0;
+}
+
+/* A variant on a device. */
+struct csa_ready {
+  cu_kernel kernel;             /* context-free; set once, before any context is added */
+  struct csa_contexts contexts; /* in which it is finished: a launch there loads nothing */
+};
+
 struct csa_device {
   int32_t ordinal;
   cu_device handle;
   struct csa_target target;
-  /* For each variant: its context-free kernel handle once it may be launched on this device. */
-  _Atomic(cu_kernel) *kernels;
-  atomic_int ready;        /* everything above is set */
-  atomic_int primary_held; /* the primary context is retained once and for all */
+  struct csa_contexts contexts; /* known to be this device's */
+  struct csa_ready *kernels;    /* one for each variant */
+  atomic_int ready;             /* everything above is set */
+  atomic_int primary_held;      /* the primary context is retained once and for all */
 };
+
+/* Remember a context, in place of one remembered before where the set is full. */
+void csa_contexts_add(struct csa_contexts *set, uint64_t id, int primary);
 
 /* Count the devices; part of starting the driver, called once. */
 int csa_devices_init(void);

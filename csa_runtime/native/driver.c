@@ -36,6 +36,7 @@ static const struct symbol {
     S("cuDevicePrimaryCtxRelease", 11000, primary_release),
     S("cuCtxGetCurrent", 4000, context_current),
     S("cuCtxGetDevice", 2000, context_device),
+    S("cuCtxGetId", 12000, context_id),
     S("cuCtxPushCurrent", 4000, context_push),
     S("cuCtxPopCurrent", 4000, context_pop),
     S("cuStreamGetCtx", 9020, stream_context), /* a green context's stream gives that context */

@@ -21,6 +21,7 @@ struct csa_driver {
   cu_result (*primary_release)(cu_device);
   cu_result (*context_current)(cu_context *);
   cu_result (*context_device)(cu_device *);
+  cu_result (*context_id)(cu_context, unsigned long long *); /* NULL: the current one */
   cu_result (*context_push)(cu_context);
   cu_result (*context_pop)(cu_context *);
   cu_result (*stream_context)(cu_stream, cu_context *);

@@ -11,7 +11,7 @@
 static int launch_one(const struct csa_bundle *bundle, struct csa_device *device,
                       struct csa_plan *plan, int32_t index, cu_stream stream) {
   struct csa_launch *launch = &plan->launches[index];
-  cu_kernel kernel = atomic_load_explicit(&device->kernels[launch->variant], memory_order_acquire);
+  cu_kernel kernel = device->kernels[launch->variant].kernel;
   size_t bytes = launch->parameter_bytes;
   void *extra[] = {CU_PARAM_BUFFER_POINTER, launch->parameters, CU_PARAM_BUFFER_SIZE, &bytes,
                    CU_PARAM_END};
@@ -36,16 +36,15 @@ static int launch_one(const struct csa_bundle *bundle, struct csa_device *device
   return csa_driver_check(result, "cuLaunchKernelEx", what);
 }
 
-/* Every kernel is ready before the first launch, so that a failure to load leaves the stream, and
- * a capture on it, untouched. */
+/* Every kernel is ready in the context before the first launch, so that no launch loads, and a
+ * failure to load leaves the stream, and a capture on it, untouched. */
 static int launch_all(const struct csa_bundle *bundle, struct csa_device *device,
-                      struct csa_plan *plan, cu_stream stream) {
+                      struct csa_plan *plan, uint64_t context, cu_stream stream) {
   int status = CSA_OK;
   for (int32_t i = 0; i < plan->launch_count && status == CSA_OK; i++) {
     int32_t variant = plan->launches[i].variant;
-    if (__builtin_expect(
-            atomic_load_explicit(&device->kernels[variant], memory_order_acquire) == NULL, 0))
-      status = csa_load_variant(bundle, device, variant, stream);
+    if (__builtin_expect(!csa_contexts_hold(&device->kernels[variant].contexts, context), 0))
+      status = csa_load_variant(bundle, device, variant, context, stream);
   }
   for (int32_t i = 0; i < plan->launch_count && status == CSA_OK; i++)
     status = launch_one(bundle, device, plan, i, stream);
@@ -69,5 +68,5 @@ int csa_private_run(enum csa_operation operation, const csa_args *given, void *s
       (status = csa_validate_workspace(args, plan.workspace_bytes)) != CSA_OK ||
       (status = csa_context_enter(device, stream, &scope)) != CSA_OK)
     return status;
-  return csa_context_leave(&scope, launch_all(bundle, device, &plan, stream));
+  return csa_context_leave(&scope, launch_all(bundle, device, &plan, scope.context, stream));
 }

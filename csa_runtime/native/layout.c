@@ -31,5 +31,6 @@ bool csa_lay_out(const struct csa_variant *v, const struct csa_schedule *row, co
   if (row->ctas > 0) /* backward */
     l.groups = least(most(row->ctas / l.column_tiles, 1), l.row_blocks);
   *layout = l;
-  return row->ctas > 0 || l.column_tiles <= GRID_Y_MAX; /* backward's grid has no second dimension */
+  return row->ctas > 0 ||
+         l.column_tiles <= GRID_Y_MAX; /* backward's grid has no second dimension */
 }

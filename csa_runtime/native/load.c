@@ -70,7 +70,7 @@ static int allow_shared(const struct csa_bundle *bundle, struct csa_device *devi
   const struct csa_variant *v = &bundle->variants[variant];
   int32_t index = device->target.images[variant];
   if (bundle->images[index].static_shared + v->dynamic_shared <= USUAL_SHARED ||
-      atomic_load_explicit(&device->kernels[variant], memory_order_relaxed) != NULL)
+      device->kernels[variant].kernel != NULL)
     return CSA_OK;
   return csa_driver_check(
       csa_cuda.kernel_set_attribute(CU_FUNC_MAX_DYNAMIC_SHARED, v->dynamic_shared,
@@ -78,9 +78,10 @@ static int allow_shared(const struct csa_bundle *bundle, struct csa_device *devi
       "cuKernelSetAttribute", v->name);
 }
 
-/* A lazily loaded kernel's first launch may synchronise the context: finish it now. Then publish
- * it. */
-static int finish(const struct csa_bundle *bundle, struct csa_device *device, int32_t variant) {
+/* A lazily loaded kernel's first launch in a context loads it there, and may synchronise the
+ * context: finish it in the current one now. Then publish that. */
+static int finish(const struct csa_bundle *bundle, struct csa_device *device, int32_t variant,
+                  uint64_t context, int primary) {
   const char *name = bundle->variants[variant].name;
   cu_kernel kernel = bundle->states[device->target.images[variant]].kernel;
   cu_function function = NULL;
@@ -88,9 +89,11 @@ static int finish(const struct csa_bundle *bundle, struct csa_device *device, in
       csa_driver_check(csa_cuda.kernel_function(&function, kernel), "cuKernelGetFunction", name);
   if (status == CSA_OK && csa_cuda.function_load != NULL)
     status = csa_driver_check(csa_cuda.function_load(function), "cuFuncLoad", name);
-  if (status == CSA_OK)
-    atomic_store_explicit(&device->kernels[variant], kernel, memory_order_release);
-  return status;
+  if (status != CSA_OK) return status;
+  if (device->kernels[variant].kernel == NULL) device->kernels[variant].kernel = kernel;
+  csa_contexts_add(&device->kernels[variant].contexts, context, primary);
+  csa_contexts_add(&device->contexts, context, primary);
+  return CSA_OK;
 }
 
 static int refuse_in_capture(cu_stream stream, const char *name) {
@@ -108,19 +111,39 @@ static int refuse_in_capture(cu_stream stream, const char *name) {
 }
 
 int csa_load_variant(const struct csa_bundle *bundle, struct csa_device *device, int32_t variant,
-                     cu_stream stream) {
+                     uint64_t context, cu_stream stream) {
   int status = refuse_in_capture(stream, bundle->variants[variant].name);
   if (status != CSA_OK) return status;
   pthread_mutex_lock(&lock);
-  if (atomic_load_explicit(&device->kernels[variant], memory_order_relaxed) == NULL) {
+  if (!csa_contexts_hold(&device->kernels[variant].contexts, context)) {
     int mode;
     status = csa_capture_relax(&mode);
     if (status == CSA_OK) {
       status = load_image(bundle, device->target.images[variant]);
       if (status == CSA_OK) status = allow_shared(bundle, device, variant);
-      if (status == CSA_OK) status = finish(bundle, device, variant);
+      if (status == CSA_OK) status = finish(bundle, device, variant, context, 0);
       status = csa_capture_restore(mode, status);
     }
+  }
+  pthread_mutex_unlock(&lock);
+  return status;
+}
+
+/* Every variant in the current context. */
+static int load_here(const struct csa_bundle *bundle, struct csa_device *device, uint64_t context,
+                     int primary) {
+  pthread_mutex_lock(&lock);
+  int mode;
+  int status = csa_capture_relax(&mode);
+  if (status == CSA_OK) {
+    for (int32_t v = 0; v < bundle->variant_count && status == CSA_OK; v++) {
+      if (device->target.images[v] < 0) continue;
+      status = load_image(bundle, device->target.images[v]);
+      /* Shared memory that the device will not give fails that variant's launches, not the load. */
+      if (status == CSA_OK && allow_shared(bundle, device, v) == CSA_OK)
+        status = finish(bundle, device, v, context, primary);
+    }
+    status = csa_capture_restore(mode, status);
   }
   pthread_mutex_unlock(&lock);
   return status;
@@ -130,19 +153,10 @@ int csa_load_all(const struct csa_bundle *bundle, struct csa_device *device) {
   struct csa_scope scope;
   int status = csa_context_enter_primary(device, &scope);
   if (status != CSA_OK) return status;
-  pthread_mutex_lock(&lock);
-  int mode;
-  status = csa_capture_relax(&mode);
-  if (status == CSA_OK) {
-    for (int32_t v = 0; v < bundle->variant_count && status == CSA_OK; v++) {
-      if (device->target.images[v] < 0) continue;
-      status = load_image(bundle, device->target.images[v]);
-      /* Shared memory that the device will not give fails that variant's launches, not the load. */
-      if (status == CSA_OK && allow_shared(bundle, device, v) == CSA_OK)
-        status = finish(bundle, device, v);
-    }
-    status = csa_capture_restore(mode, status);
-  }
-  pthread_mutex_unlock(&lock);
+  uint64_t primary = scope.context;
+  status = csa_context_leave(&scope, load_here(bundle, device, primary, 1));
+  if (status == CSA_OK) status = csa_context_enter(device, NULL, &scope);
+  if (status != CSA_OK) return status;
+  if (scope.context != primary) status = load_here(bundle, device, scope.context, 0);
   return csa_context_leave(&scope, status);
 }

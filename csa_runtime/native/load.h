@@ -5,12 +5,13 @@
 
 #include "device.h"
 
-/* Make a variant's kernel ready on `device`, in the current context. `stream` is what it will be
- * launched on: a driver before CUDA 12.3 cannot load while that is capturing. */
+/* Make a variant's kernel ready on `device` in the current context, whose id is `context`. `stream`
+ * is what it will be launched on: a driver before CUDA 12.3 cannot load while that is capturing. */
 int csa_load_variant(const struct csa_bundle *bundle, struct csa_device *device, int32_t variant,
-                     cu_stream stream);
+                     uint64_t context, cu_stream stream);
 
-/* Load and finish every image of the device's architecture in its primary context. */
+/* Load every image of the device's architecture and finish it in the primary context, and in the
+ * current one if that is the device's too. */
 int csa_load_all(const struct csa_bundle *bundle, struct csa_device *device);
 
 #endif

@@ -102,8 +102,8 @@ for handle in (0, stream):
 """)
     names = [call["call"] for call in run.calls]
     launches = [i for i, name in enumerate(names) if name == "cuLaunchKernelEx"]
-    assert names[launches[0] + 1 : launches[1] + 1] == ["cuCtxGetDevice", "cuLaunchKernelEx"]
-    own = ["cuStreamGetCtx", "cuCtxGetCurrent", "cuCtxGetDevice", "cuLaunchKernelEx"]
+    assert names[launches[0] + 1 : launches[1] + 1] == ["cuCtxGetId", "cuLaunchKernelEx"]
+    own = ["cuStreamGetCtx", "cuCtxGetCurrent", "cuCtxGetId", "cuLaunchKernelEx"]
     assert names[launches[2] + 1 : launches[3] + 1] == own
 
 

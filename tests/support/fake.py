@@ -36,7 +36,8 @@ CONTROL = """
 fake = ctypes.CDLL("libcuda.so.1")
 for name in ("fake_context", "fake_stream"):
     getattr(fake, name).restype = ctypes.c_void_p
-for name in ("fake_stream", "fake_context_number", "fake_invalidated", "cuCtxSetCurrent"):
+for name in ("fake_stream", "fake_destroy", "fake_context_number", "fake_invalidated",
+             "cuCtxSetCurrent"):
     getattr(fake, name).argtypes = [ctypes.c_void_p]
 fake.fake_capture.argtypes = [ctypes.c_void_p, ctypes.c_int]
 """
