@@ -14,12 +14,16 @@ enum { MAX_ALIGNMENT = 128, WARP_LOG2 = 5 };
 
 static bool power_of_two(int32_t x) { return x > 0 && (x & (x - 1)) == 0; }
 
-static bool terminated(const char *text, size_t bytes) {
-  return text[0] != 0 && memchr(text, 0, bytes) != NULL;
+/* Printable ASCII without blanks, which any caller can print and look up. */
+static bool is_name(const char *text, size_t bytes) {
+  size_t length = strnlen(text, bytes);
+  for (size_t i = 0; i < length; i++)
+    if (text[i] <= ' ' || text[i] > '~') return false;
+  return length > 0 && length < bytes;
 }
 
 static const char *bad_variant(const struct csa_variant *v) {
-  if (!terminated(v->name, sizeof v->name)) return "its name is no string";
+  if (!is_name(v->name, sizeof v->name)) return "its name is no string of printable ASCII";
   if (v->operation < CSA_FORWARD || v->operation > CSA_FINISH) return "unknown operation";
   if (!power_of_two(v->threads) || v->threads < 32 || v->threads > 1024) return "bad block size";
   if (v->dynamic_shared < 0 || v->dynamic_shared > MAX_SHARED) return "bad shared size";
@@ -59,20 +63,42 @@ static const char *bad_schedule(const struct csa_bundle *bundle, const struct cs
   return NULL;
 }
 
+/* The tables follow the header and one another without gaps; the images' bytes follow them. All
+ * records are whole multiples of an image's alignment. */
+static uint64_t schedules_at(const struct csa_header *h) {
+  return sizeof *h + (uint64_t)h->variant_count * sizeof(struct csa_variant);
+}
+
+static uint64_t images_at(const struct csa_header *h) {
+  return schedules_at(h) + (uint64_t)h->schedule_count * sizeof(struct csa_schedule);
+}
+
+static uint64_t tables_end(const struct csa_header *h) {
+  return images_at(h) + (uint64_t)h->image_count * sizeof(struct csa_image);
+}
+
+static const char *bad_tables(const struct csa_header *h) {
+  static const uint8_t zeros[sizeof h->pad];
+  if (h->variant_count > MAX_RECORDS || h->schedule_count > MAX_RECORDS ||
+      h->image_count > MAX_RECORDS || tables_end(h) > h->total_bytes)
+    return "a table lies outside the file";
+  if (h->variants != sizeof *h || h->schedules != schedules_at(h) || h->images != images_at(h))
+    return "a table is not where the counts put it";
+  if (h->reserved != 0 || memcmp(h->pad, zeros, sizeof zeros) != 0) return "a spare byte is set";
+  return NULL;
+}
+
 static const char *bad_image(const struct csa_bundle *bundle, const struct csa_image *image) {
   uint64_t total = bundle->header->total_bytes;
+  if (image->offset < tables_end(bundle->header)) return "it lies over a table";
   if (image->variant < 0 || image->variant >= bundle->variant_count) return "no such variant";
   if (image->arch < 10 || image->arch > 9999) return "bad architecture";
   if (image->static_shared < 0 || image->static_shared > MAX_SHARED) return "bad shared size";
   if (image->offset % 64 != 0 || image->offset > total) return "bad offset";
   if (image->bytes == 0 || image->bytes > total - image->offset) return "bad size";
-  if (!terminated(image->symbol, sizeof image->symbol)) return "its symbol is no string";
+  if (!is_name(image->symbol, sizeof image->symbol))
+    return "its symbol is no string of printable ASCII";
   return NULL;
-}
-
-static bool table_fits(uint64_t offset, uint32_t count, size_t record, uint64_t end) {
-  return count <= MAX_RECORDS && offset % 8 == 0 && offset >= sizeof(struct csa_header) &&
-         offset <= end && (uint64_t)count * record <= end - offset;
 }
 
 static int damaged(const char *source, const char *what, int64_t index, const char *why) {
@@ -99,11 +125,8 @@ static int check_header(const char *source, const struct csa_header *h, size_t b
              (unsigned long long)h->total_bytes);
     return damaged(source, "file", -1, why);
   }
-  if (!table_fits(h->variants, h->variant_count, sizeof(struct csa_variant), bytes) ||
-      !table_fits(h->schedules, h->schedule_count, sizeof(struct csa_schedule), bytes) ||
-      !table_fits(h->images, h->image_count, sizeof(struct csa_image), bytes))
-    return damaged(source, "header", -1, "a table lies outside the file");
-  return CSA_OK;
+  const char *why = bad_tables(h);
+  return why == NULL ? CSA_OK : damaged(source, "header", -1, why);
 }
 
 static const char *add_family(struct csa_bundle *bundle, const struct csa_variant *v) {
@@ -130,15 +153,9 @@ int csa_bundle_parse(const char *source, const uint8_t *data, size_t bytes,
       .schedule_count = (int32_t)h->schedule_count,
       .image_count = (int32_t)h->image_count,
   };
-  uint64_t first = bytes;
-  for (int32_t i = 0; i < bundle->image_count; i++)
-    if (bundle->images[i].offset < first) first = bundle->images[i].offset;
-  if (!table_fits(h->variants, h->variant_count, sizeof(struct csa_variant), first) ||
-      !table_fits(h->schedules, h->schedule_count, sizeof(struct csa_schedule), first) ||
-      !table_fits(h->images, h->image_count, sizeof(struct csa_image), first))
-    return damaged(source, "header", -1, "an image lies over a table");
+  /* The header's own bytes are all implied by these, by its constants and by the file's size. */
   uint8_t digest[32];
-  csa_sha256(data + sizeof *h, (size_t)first - sizeof *h, digest);
+  csa_sha256(data + sizeof *h, (size_t)tables_end(h) - sizeof *h, digest);
   if (memcmp(digest, h->tables_sha256, sizeof digest) != 0)
     return damaged(source, "tables", -1, "sha256 differs from the header's");
 

@@ -60,7 +60,7 @@ struct csa_header {
   uint64_t total_bytes;
   uint32_t variant_count, schedule_count, image_count, reserved;
   uint64_t variants, schedules, images; /* offsets */
-  uint8_t tables_sha256[32];            /* of the bytes from the header to the first image */
+  uint8_t tables_sha256[32];            /* of the bytes from the header to the tables' end */
   uint8_t pad[32];
 };
 

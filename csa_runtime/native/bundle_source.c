@@ -31,7 +31,7 @@ static int unreadable(const char *path, const char *why) {
 
 /* The whole file in memory: a mapping would change under us where the file is rewritten. */
 static int read_file(const char *path, uint8_t **data, size_t *bytes) {
-  int file = open(path, O_RDONLY | O_CLOEXEC);
+  int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO would wait for a writer */
   if (file < 0) return unreadable(path, strerror(errno));
   struct stat info;
   int status = CSA_OK;

@@ -6,7 +6,8 @@
  *
  * Example: four tokens of one segment, ratio 4, coff 1, head_dim 128, on device 0.
  *
- *   csa_args args = {0};
+ *   csa_args args;
+ *   memset(&args, 0, sizeof(args));
  *   args.size = sizeof(args);
  *   args.ratio = 4, args.coff = 1, args.dtype = CSA_DTYPE_BF16;
  *   args.tokens = 4, args.segments = 1, args.rows = 1, args.head_dim = 128;
@@ -58,7 +59,7 @@ extern "C" {
  *   out, grad_out                   (rows, d)  dtype
  * all in device memory, aligned to their element. Strides are the distance of two rows in elements:
  * inputs >= 0 (0 repeats one row), outputs >= the row's width; a tensor of at most one row ignores
- * its stride. T, B + 1 and rows are below 2**31; rows > 0 needs T >= ratio. Outputs and workspace
+ * its stride. T, B and rows are below 2**31; rows > 0 needs T >= ratio. Outputs and workspace
  * overlap no input and no other output. An empty tensor may be NULL. Fields that a direction does
  * not use (out for backward, grad_* for forward) are ignored.
  *

@@ -11,10 +11,11 @@
 #include "error.h"
 
 enum { OLDEST = 12000 };
-enum { IDLE, STARTING, READY, FORKED };
+enum { IDLE, STARTING, STARTED, READY, FORKED };
 
 struct csa_driver csa_cuda;
 static atomic_int state = IDLE;
+static int initialised; /* cuInit succeeded */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Versions name the signature: a newer one of the same name may take other arguments. */
@@ -120,7 +121,9 @@ static int open_driver(void) {
                              csa_cuda.version % 1000 / 10, s->name);
     set_pointer(s->offset, function);
   }
-  return csa_driver_check(csa_cuda.init(0), "cuInit", "starting the driver");
+  int status = csa_driver_check(csa_cuda.init(0), "cuInit", "starting the driver");
+  initialised |= status == CSA_OK;
+  return status;
 }
 
 static int forked(void) {
@@ -137,11 +140,14 @@ int csa_driver_start(void) {
   csa_watch_forks();
   pthread_mutex_lock(&lock);
   int status = CSA_OK;
-  if (atomic_load(&state) == IDLE) {
+  if (atomic_load(&state) < READY) {
     atomic_store(&state, STARTING);
     status = open_driver();
     if (status == CSA_OK) status = csa_devices_init();
-    atomic_store_explicit(&state, status == CSA_OK ? READY : IDLE, memory_order_release);
+    /* Once cuInit succeeded, a child forked from here on has a dead driver, whatever failed after.
+     */
+    int failed = initialised ? STARTED : IDLE;
+    atomic_store_explicit(&state, status == CSA_OK ? READY : failed, memory_order_release);
   }
   pthread_mutex_unlock(&lock);
   return status;

@@ -10,6 +10,7 @@
 
 /* sizeof(csa_args) when ABI version 1 was first published. */
 enum { ARGS_BYTES_V1 = 200 };
+enum { ARGS_BYTES_MAX = 4096 };  /* no later version's either: not to be read to its end */
 enum { HEAD_DIM_MAX = 8388480 }; /* 65535 blocks of 128 single columns */
 static const int64_t COUNT_END = (int64_t)1 << 31;
 
@@ -24,6 +25,11 @@ int csa_args_accept(const csa_args *args, csa_args *copy, const csa_args **accep
                     "csa_args.size is %zu, not at least %d; zero the struct and set size = "
                     "sizeof(csa_args)",
                     size, ARGS_BYTES_V1);
+  if (size > ARGS_BYTES_MAX)
+    return csa_fail(CSA_ERROR_VALUE,
+                    "csa_args.size is %zu, above %d; zero the struct and set size = "
+                    "sizeof(csa_args)",
+                    size, ARGS_BYTES_MAX);
   const unsigned char *bytes = (const unsigned char *)args;
   for (size_t i = sizeof *args; i < size; i++)
     if (bytes[i] != 0)
@@ -82,7 +88,7 @@ int csa_validate_sizes(const struct csa_bundle *bundle, enum csa_operation opera
                        const csa_args *a) {
   int status = validate_family(bundle, operation, a);
   if (status == CSA_OK) status = validate_count("tokens", a->tokens, 0, COUNT_END - 1);
-  if (status == CSA_OK) status = validate_count("segments", a->segments, 0, COUNT_END - 2);
+  if (status == CSA_OK) status = validate_count("segments", a->segments, 0, COUNT_END - 1);
   if (status == CSA_OK) status = validate_count("rows", a->rows, 0, COUNT_END - 1);
   if (status == CSA_OK) status = validate_count("head_dim", a->head_dim, 1, HEAD_DIM_MAX);
   if (status != CSA_OK) return status;

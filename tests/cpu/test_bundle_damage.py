@@ -25,6 +25,7 @@ def quad(value: int) -> bytes:
     return struct.pack("<Q", value)
 
 
+MISPLACED = "a table is not where the counts put it"
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda b: b"", "not a regular file with contents"),
     "shorter than a header": (lambda b: b[:127], "shorter than a header"),
@@ -52,12 +53,25 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "too many variants": (lambda b: with_header(b, variants=2**32 - 1), "a table lies outside"),
     "too many images": (lambda b: with_header(b, images=2**16), "a table lies outside"),
-    "table beyond the file": (lambda b: with_header(b, off_images=2**63), "a table lies outside"),
-    "table within the header": (lambda b: with_header(b, off_variants=8), "a table lies outside"),
-    "table off its alignment": (lambda b: with_header(b, off_variants=129), "a table lies outside"),
+    "table beyond the file": (lambda b: with_header(b, off_images=2**63), MISPLACED),
+    "table within the header": (lambda b: with_header(b, off_variants=8), MISPLACED),
+    "table off its alignment": (lambda b: with_header(b, off_variants=129), MISPLACED),
+    "a variant fewer": (
+        lambda b: with_header(b, variants=header(b)["variants"] - 1),
+        MISPLACED,
+    ),
+    "a schedule fewer": (
+        lambda b: with_header(b, schedules=header(b)["schedules"] - 1),
+        MISPLACED,
+    ),
+    "an image fewer": (
+        lambda b: with_header(b, images=header(b)["images"] - 1),
+        "tables: sha256 differs",
+    ),
+    "a spare byte": (lambda b: with_header(b, zero=1), "a spare byte is set"),
     "image over the tables": (
         lambda b: with_record(b, "images", 0, 24, quad(128)),
-        "an image lies over a table",
+        "image 0: it lies over a table",
     ),
     "image beyond the file": (lambda b: with_record(b, "images", 1, 24, quad(2**40)), "bad offset"),
     "image that wraps": (lambda b: with_record(b, "images", 1, 32, quad(2**64 - 64)), "bad size"),
@@ -67,6 +81,14 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "unending symbol": (
         lambda b: with_record(b, "images", 1, 72, b"x" * 96),
         "symbol is no string",
+    ),
+    "a symbol with a line break": (
+        lambda b: with_record(b, "images", 1, 73, b"\n"),
+        "symbol is no string of printable ASCII",
+    ),
+    "a name beyond ASCII": (
+        lambda b: with_record(b, "variants", 0, 2, b"\xff"),
+        "name is no string of printable ASCII",
     ),
     "unending name": (lambda b: with_record(b, "variants", 0, 0, b"x" * 64), "name is no string"),
     "unknown operation": (
@@ -158,3 +180,23 @@ def test_a_damaged_bundle_is_refused(name: str, outcomes: dict[str, Any]) -> Non
     assert error is not None, "accepted"
     assert error["type"] == "BundleError" and DAMAGE[name][1] in error["text"], error["text"]
     assert again == error, "no half-open bundle is left behind"
+
+
+def test_no_single_bit_of_the_header_goes_unnoticed(tmp_path: Path) -> None:
+    path, data = tmp_path / "b.bin", committed()
+    path.write_bytes(data)
+    run = fake.run(f"""
+path, accepted = {str(path)!r}, []
+with open(path, "r+b") as file:
+    header = file.read(128)
+    for bit in range(8 * 128):
+        changed = bytearray(header)
+        changed[bit // 8] ^= 1 << bit % 8
+        file.seek(0); file.write(changed); file.flush()
+        error = attempt(csa_runtime.load, 0, bundle=path)
+        if error is None or error["type"] != "BundleError":
+            accepted.append([bit, error])
+            break
+emit(accepted)
+""")
+    assert run.output == []

@@ -212,7 +212,9 @@ emit([before, error, after, again, state()])
     assert len(reached) == (3 if (name, nth) == ("cuLaunchKernelEx", 2) else 2)
 
 
-@pytest.mark.parametrize("name", ["cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuCtxGetId", "cuFuncLoad"])
+@pytest.mark.parametrize(
+    "name", ["cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuCtxGetId", "cuFuncLoad"]
+)
 def test_a_failure_on_the_way_to_the_primary_context_is_put_back(name: str) -> None:
     run = fake.run(
         f"""{CALL_ON_B}

@@ -70,3 +70,24 @@ emit(json.loads(os.read(reader, 65536)))
         assert len(run.launches) == 1
     else:
         assert launch is None and load is None
+
+
+@pytest.mark.parametrize(("name", "starts"), [("cuInit", False), ("cuDeviceGetCount", True)])
+def test_a_driver_counts_as_started_once_cuinit_succeeded(name: str, starts: bool) -> None:
+    run = fake.run(
+        """
+first = attempt(csa_runtime.launch_forward, **forward())
+reader, writer = os.pipe()
+child = os.fork()
+if child == 0:
+    call = attempt(csa_runtime.launch_forward, **forward())
+    os.write(writer, json.dumps(call).encode())
+    os._exit(0)
+os.waitpid(child, 0)
+emit([first, json.loads(os.read(reader, 65536)), attempt(csa_runtime.launch_forward, **forward())])
+""",
+        FAKE_CUDA_FAIL=f"{name}:1:999",
+    )
+    first, child, again = run.output
+    assert first["call"] == name and again is None
+    assert (child["call"] == "fork") if starts else (child is None)

@@ -3,6 +3,7 @@
 
 import ast
 import hashlib
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,17 @@ def test_a_bundle_that_cannot_be_read_is_refused(path: str) -> None:
     )
     assert run.output["type"] == "BundleError" and path in run.output["text"]
     assert run.calls == []
+
+
+@pytest.mark.parametrize("how", ["environment", "load"])
+def test_a_fifo_is_refused_without_waiting_for_a_writer(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    run = fake.run(
+        f"emit(attempt(csa_runtime.load, 0, bundle={(str(path) if how == 'load' else None)!r}))",
+        **({"CSA_RUNTIME_BUNDLE": str(path)} if how == "environment" else {}),
+    )
+    assert run.output["type"] == "BundleError" and "not a regular file" in run.output["text"]
 
 
 def test_the_environment_is_read_once() -> None:

@@ -56,7 +56,7 @@ for op in ("forward", "backward"):
     case("unknown flags", op, "flags is 0x2", flags=2)
     case("flags that are a sign", op, "flags is 0x80000000", flags=-(2**31))
     case("accumulate", op, None, flags=1)
-    for count, top in (("tokens", 2**31 - 1), ("segments", 2**31 - 2), ("rows", 2**31 - 1)):
+    for count, top in (("tokens", 2**31 - 1), ("segments", 2**31 - 1), ("rows", 2**31 - 1)):
         case(f"negative {count}", op, f"{count} is -1", **{count: -1})
         case(f"too many {count}", op, f"{count} is {top + 1}", **{count: top + 1})
         case(f"most {count}", op, None, **{count: top})
