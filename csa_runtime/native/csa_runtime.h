@@ -87,7 +87,7 @@ typedef struct csa_args {
  * current context if it belongs to args->device, else in the device's primary one. The caller's
  * current context is as before. A stream of another device is CSA_ERROR_VALUE. Capturing streams
  * are fine, also for a process's first call (with a CUDA 12.3 driver). No allocation, no lock and
- * no synchronisation once the kernels are loaded.
+ * no synchronisation once the kernels are finished in the context (csa_load).
  *
  * csa_backward writes every element of grad_kv, grad_score and (if not NULL) grad_ape. */
 CSA_API int csa_forward(const csa_args *args, void *stream);
@@ -97,7 +97,9 @@ CSA_API int csa_backward(const csa_args *args, void *stream);
  * depends on ratio, coff, dtype and head_dim of `args` alone; needs no driver. */
 CSA_API int csa_backward_workspace_bytes(const csa_args *args, int64_t *bytes);
 
-/* Load and finish every kernel of a device's architecture, so that no later launch loads anything.
+/* Load every kernel of a device's architecture and finish it in the primary context, and in the
+ * current one if it is the device's, so that no later launch there loads anything. In another
+ * context a kernel is finished before its first launch there.
  * device: a CUDA ordinal, or -1 for the current context's (0 without one).
  * bundle: path of a bundle.bin to use in place of the embedded one, or NULL. It is chosen once per
  * process, before anything else used a bundle; naming the same path again is fine. */

@@ -95,6 +95,14 @@ static PyObject *abi_version(PyObject *self, PyObject *unused) {
   return PyLong_FromLong(csa_abi_version());
 }
 
+#define FIELDS_HELP                                                                             \
+  "Addresses and streams are integers (None: NULL). Counts: tokens T, segments B, rows of the " \
+  "output, head_dim d.\nStrides: from a row to the next, in elements, not bytes.\n"             \
+  "dtype: 1 bf16, 2 fp16, 3 fp32. flags: 1 adds to grad_ape. workspace_bytes: bytes.\n"         \
+  "variant: the name of one kernel to use, None to let the schedule choose.\n"
+#define ERRORS_HELP \
+  "Raises ValueError before anything is launched, UnsupportedArch, DriverError or BundleError."
+
 #define FAST(function) (PyCFunction)(void (*)(void))(function)
 
 static PyMethodDef METHODS[] = {
@@ -102,23 +110,36 @@ static PyMethodDef METHODS[] = {
      "launch_forward(*, device=0, ratio, coff, dtype, flags=0, tokens, segments, rows, head_dim, "
      "kv, score, ape=None, cu_seqlens, cu_seqlens_comp, out, kv_stride, score_stride, out_stride, "
      "stream=0, variant=None)\n--\n\n"
-     "Enqueue the forward pass on `stream`: the fields of csa_args (csa_runtime.h), addresses as "
-     "integers.\n\nRaises ValueError before anything is launched, UnsupportedArch, DriverError or "
-     "BundleError."},
+     "Enqueue the forward pass on `stream`: the fields of csa_args (csa_runtime.h).\n\n" FIELDS_HELP
+     "\n"
+     ">>> launch_forward(ratio=4, coff=1, dtype=1, tokens=4, segments=1, rows=1, head_dim=128,\n"
+     "...     kv=kv.data_ptr(), score=score.data_ptr(), out=out.data_ptr(),\n"
+     "...     cu_seqlens=cu.data_ptr(), cu_seqlens_comp=cu_comp.data_ptr(),\n"
+     "...     kv_stride=128, score_stride=128, out_stride=128, "
+     "stream=stream.cuda_stream)\n\n" ERRORS_HELP},
     {"launch_backward", FAST(launch_backward), METH_FASTCALL | METH_KEYWORDS,
      "launch_backward(*, device=0, ratio, coff, dtype, flags=0, tokens, segments, rows, head_dim, "
      "kv, score, ape=None, cu_seqlens, cu_seqlens_comp, grad_out, grad_kv, grad_score, "
      "grad_ape=None, workspace=None, workspace_bytes=0, kv_stride, score_stride, grad_out_stride, "
      "grad_kv_stride, grad_score_stride, stream=0, variant=None)\n--\n\n"
-     "Enqueue the backward pass on `stream`: the fields of csa_args (csa_runtime.h), addresses as "
-     "integers.\n\nRaises ValueError before anything is launched, UnsupportedArch, DriverError or "
-     "BundleError."},
+     "Enqueue the backward pass on `stream`: the fields of csa_args "
+     "(csa_runtime.h).\n\n" FIELDS_HELP "\n"
+     ">>> need = backward_workspace_bytes(4, 1, 128, 4, 1, 1)\n"
+     ">>> launch_backward(ratio=4, coff=1, dtype=1, tokens=4, segments=1, rows=1, head_dim=128,\n"
+     "...     kv=kv.data_ptr(), score=score.data_ptr(), ape=ape.data_ptr(),\n"
+     "...     cu_seqlens=cu.data_ptr(), cu_seqlens_comp=cu_comp.data_ptr(),\n"
+     "...     grad_out=grad_out.data_ptr(), grad_kv=grad_kv.data_ptr(),\n"
+     "...     grad_score=grad_score.data_ptr(), grad_ape=grad_ape.data_ptr(),\n"
+     "...     workspace=scratch.data_ptr(), workspace_bytes=need, kv_stride=128,\n"
+     "...     score_stride=128, grad_out_stride=128, grad_kv_stride=128, "
+     "grad_score_stride=128)\n\n" ERRORS_HELP},
     {"backward_workspace_bytes", FAST(workspace_bytes), METH_VARARGS | METH_KEYWORDS,
      "Bytes of workspace that suffice on every device and for every alignment; no driver."},
     {"explain", FAST(csa_py_explain), METH_FASTCALL | METH_KEYWORDS,
      "What a call would launch; with compute_capability, without a driver."},
     {"load", FAST(load), METH_VARARGS | METH_KEYWORDS,
-     "Load and finish every kernel of a device's architecture (-1: the current one)."},
+     "Load and finish every kernel of a device's architecture (-1: the current one), in the "
+     "primary and the current context."},
     {"bundle_info", csa_py_bundle_info, METH_NOARGS, "What the bundle in use holds; no driver."},
     {"driver_info", csa_py_driver_info, METH_NOARGS, "The driver and its devices; starts it."},
     {"launch_counts", csa_py_launch_counts, METH_NOARGS,

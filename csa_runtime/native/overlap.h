@@ -19,8 +19,8 @@ static inline uint64_t csa_region_end(const struct csa_region *r) {
   return r->base + (uint64_t)(r->rows - 1) * (uint64_t)r->stride + (uint64_t)r->width;
 }
 
-/* Whether the two share a byte. Costs a few operations where the strides are equal, else O(1) for
- * each row of the region with fewer rows, and next to nothing where their bounds are disjoint. */
+/* Whether the two share a byte. Next to nothing where their bounds are disjoint, a few operations
+ * where the strides are equal, else Euclid's steps on the strides, whatever the number of rows. */
 bool csa_regions_overlap(const struct csa_region *a, const struct csa_region *b);
 
 #endif

@@ -48,12 +48,15 @@ def test_the_size_field_keeps_its_promise() -> None:
     run = fake.run(f"""{SCRIPT}
 emit([call(pack(forward(), 200)), call(pack(forward(), 0)), call(pack(forward(), 199)),
       call(pack(forward(), 208, bytes(8))), call(pack(forward(), 208, bytes(7) + b"x")),
-      call(None)])
+      call(None), call(pack(forward(), 4096, bytes(3896))), call(pack(forward(), 4097)),
+      call(pack(forward(), 2**32 - 1))])
 """)
-    exact, zero, short, longer, unknown, null = run.output
-    assert exact[0] == longer[0] == 0 and len(run.launches) == 2
+    exact, zero, short, longer, unknown, null, longest, *absurd = run.output
+    assert exact[0] == longer[0] == longest[0] == 0 and len(run.launches) == 3
     assert zero[0] == short[0] == unknown[0] == null[0] == 1
     assert "set size" in zero[1] and "199" in short[1] and "args is NULL" in null[1]
+    for code, text in absurd:
+        assert code == 1 and "above 4096" in text
     assert "byte 207 is set" in unknown[1] and "knows 200 bytes" in unknown[1]
 
 
@@ -88,9 +91,11 @@ def test_a_c_program_compiles_links_and_launches(tmp_path: Path) -> None:
     source.write_text(
         """
 #include <stdio.h>
+#include <string.h>
 #include "csa_runtime.h"
 int main(void) {
-  csa_args args = {0};
+  csa_args args;
+  memset(&args, 0, sizeof(args));
   args.size = sizeof(args);
   args.ratio = 4, args.coff = 1, args.dtype = CSA_DTYPE_BF16;
   args.tokens = 4, args.segments = 1, args.rows = 1, args.head_dim = 128;
