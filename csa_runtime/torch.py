@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compressor as a differentiable torch operation, eager and under `torch.compile`.
 
-Registers `torch.ops.csa_runtime.compressor_forward` and `compressor_backward`, with kernels for
-CUDA (the launcher) and the CPU (the reference), shapes for tracing and a derivative. torch >= 2.4.
+Registers `torch.ops.csa_runtime.compressor_forward` and `compressor_backward` with a derivative.
+torch >= 2.4. Reverse mode only: forward mode and second derivatives raise. torch.func's grad, vjp,
+jacrev and vmap work on `compressor`.
 """
 
 from __future__ import annotations
@@ -13,90 +14,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from csa_runtime import checks, ops
+from csa_runtime import checks
+from csa_runtime._operators import (
+    Triple,
+    backward,
+    forward,
+    operators,
+    refuse_tangents,
+    registry,
+)
 
 __all__ = ["compressor"]
-
-_INPUTS = "Tensor kv, Tensor score, Tensor? ape, Tensor cu_seqlens, Tensor cu_seqlens_comp, "
-# torch annotates little of this module.
-_registry: Any = torch.library
-_library = _registry.Library("csa_runtime", "DEF")
-_library.define(
-    f"compressor_forward({_INPUTS}int ratio, int coff, SymInt total_comp) -> Tensor",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-# An operator cannot return "no tensor": without need_ape the third result has no elements.
-_library.define(
-    f"compressor_backward({_INPUTS}Tensor grad_out, int ratio, int coff, bool need_ape)"
-    " -> (Tensor, Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-
-_Triple = tuple[Tensor, Tensor, Tensor]
-
-
-def _forward(*arguments: Any) -> Tensor:
-    """`compressor_forward`, by its schema."""
-    ratio, coff, total_comp = arguments[5:]
-    result: Tensor = ops.compressor_forward(
-        *arguments[:5], ratio=ratio, coff=coff, total_comp=total_comp
-    )
-    return result
-
-
-def _backward(*arguments: Any) -> _Triple:
-    """`compressor_backward`, by its schema."""
-    kv: Tensor = arguments[0]
-    grad_out, ratio, coff, need_ape = arguments[5:]
-    grads = None
-    if not need_ape:
-        grads = (kv.new_empty(kv.shape), kv.new_empty(kv.shape), None)
-    arrays = (*arguments[:5], _readable(grad_out))
-    grad_kv, grad_score, grad_ape = ops.compressor_backward(
-        *arrays, ratio=ratio, coff=coff, grads=grads
-    )
-    return grad_kv, grad_score, _nothing(kv) if grad_ape is None else grad_ape
-
-
-def _readable(grad_out: Tensor) -> Tensor:
-    """The incoming gradient with contiguous rows; autograd chooses its layout, not the caller."""
-    if grad_out.shape[1] == 1 or grad_out.stride(1) == 1:
-        return grad_out
-    if grad_out.stride() == (0, 0) and grad_out.shape[0]:
-        # out.sum().backward(): one row, broadcast, in place of all of them.
-        return grad_out[:1].contiguous().expand(grad_out.shape)
-    return grad_out.contiguous()
-
-
-def _nothing(like: Tensor) -> Tensor:
-    return like.new_empty((0,), dtype=torch.float32)
-
-
-for _device in ("CPU", "CUDA"):
-    _library.impl("compressor_forward", _forward, _device)
-    _library.impl("compressor_backward", _backward, _device)
-
-
-def _forward_shape(kv: Tensor, *others: Any) -> Tensor:
-    """Of `_forward`'s result, for the same arguments."""
-    coff, total_comp = others[-2:]
-    return kv.new_empty((total_comp, kv.shape[1] // coff))
-
-
-def _backward_shapes(kv: Tensor, score: Tensor, ape: Tensor | None, *others: Any) -> _Triple:
-    """Of `_backward`'s results, for the same arguments."""
-    need_ape = others[-1]
-    grad_ape = ape.new_empty(ape.shape) if need_ape and ape is not None else _nothing(kv)
-    return kv.new_empty(kv.shape), kv.new_empty(kv.shape), grad_ape
-
-
-_registry.register_fake("csa_runtime::compressor_forward", _forward_shape, lib=_library)
-_registry.register_fake("csa_runtime::compressor_backward", _backward_shapes, lib=_library)
 
 _jit: Any = torch.jit
 _DENSE = (Tensor, torch.nn.Parameter)
 _modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
-_transforms: Any = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+_functorch: Any = getattr(torch._C, "_functorch", None)
+_transforms: Any = getattr(_functorch, "peek_interpreter_stack", None)
+# Batches of is_grads_batched and vectorized jacobians: they look like any tensor, without memory.
+_is_batched: Any = getattr(_functorch, "is_legacy_batchedtensor", None)
 
 
 def _plain(tensors: Sequence[Tensor | None]) -> bool:
@@ -104,12 +40,13 @@ def _plain(tensors: Sequence[Tensor | None]) -> bool:
 
     It costs as much as all the checks. Tracers, modes, transforms and tensor subclasses need it.
     """
-    if torch.compiler.is_compiling() or _modes is None or _transforms is None:
+    if torch.compiler.is_compiling() or None in (_modes, _transforms, _is_batched):
         return False
     if _modes() or _transforms() is not None or _jit.is_tracing():
         return False
-    if any(tensor is not None and type(tensor) not in _DENSE for tensor in tensors):
-        return False
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in _DENSE or _is_batched(tensor)):
+            return False
     return tensors[0] is not None and not tensors[0].is_meta
 
 
@@ -127,7 +64,9 @@ def _derivative(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     need_kv, need_score, need_ape = ctx.needs_input_grad[:3]
     tensors = (*ctx.saved_tensors, grad_out)
     # With create_graph=True the operator records that it has no second derivative.
-    call: Any = _backward if not torch.is_grad_enabled() and _plain(tensors) else _backward_op
+    call: Any = backward if not torch.is_grad_enabled() and _plain(tensors) else _backward_op
+    if not torch.compiler.is_compiling() and _transforms is not None and _transforms() is not None:
+        call = _Gradient.apply  # torch.func differentiates with create_graph=True
     grad_kv, grad_score, grad_ape = call(*tensors, ctx.ratio, ctx.coff, need_ape)
     return (
         grad_kv if need_kv else None,
@@ -144,10 +83,29 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
     )
 
 
-_registry.register_autograd(
-    "csa_runtime::compressor_forward", _derivative, setup_context=_save, lib=_library
+registry.register_autograd(
+    "csa_runtime::compressor_forward", _derivative, setup_context=_save, lib=operators
 )
-_registry.register_autograd("csa_runtime::compressor_backward", _no_second_derivative, lib=_library)
+registry.register_autograd("csa_runtime::compressor_backward", _no_second_derivative, lib=operators)
+
+
+class _Gradient(torch.autograd.Function):
+    """The backward operator for torch.func's transforms, without a derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> Triple:
+        result: Triple = _backward_op(*inputs)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _no_second_derivative(ctx, *grads)
 
 
 class _Compressor(torch.autograd.Function):
@@ -156,7 +114,7 @@ class _Compressor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         _save(ctx, inputs)
-        result: Tensor = (_forward if _plain(inputs[:5]) else _forward_op)(*inputs)
+        result: Tensor = (forward if _plain(inputs[:5]) else _forward_op)(*inputs)
         return result
 
     @staticmethod
@@ -164,7 +122,27 @@ class _Compressor(torch.autograd.Function):
         return _derivative(ctx, grads[0])
 
 
+class _Transformable(torch.autograd.Function):
+    """The same for torch.func's transforms, in the form they ask for, which costs more."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        result: Tensor = _forward_op(*inputs)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _save(ctx, inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _derivative(ctx, grads[0])
+
+
 _apply: Any = _Compressor.apply
+_apply_transformed: Any = _Transformable.apply
 
 
 def compressor(
@@ -223,7 +201,11 @@ def compressor(
     wanted = torch.is_grad_enabled() and (
         kv.requires_grad or score.requires_grad or (ape is not None and ape.requires_grad)
     )
-    call: Any = _apply if wanted else _forward if _plain(inputs[:5]) else _forward_op
+    call: Any = _apply if wanted else forward if _plain(inputs[:5]) else _forward_op
+    if not torch.compiler.is_compiling():
+        refuse_tangents(inputs[:5])
+        if wanted and _transforms is not None and _transforms() is not None:
+            call = _apply_transformed
     result: Tensor = call(*inputs)
     return result
 

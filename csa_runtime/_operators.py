@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators `torch.ops.csa_runtime.*`: schemas, kernels for CUDA and the CPU, shapes.
+
+CUDA's kernels are the launcher, the CPU's the reference. `csa_runtime.torch` adds the derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from csa_runtime import ops
+
+_INPUTS = "Tensor kv, Tensor score, Tensor? ape, Tensor cu_seqlens, Tensor cu_seqlens_comp, "
+# torch annotates little of this module.
+registry: Any = torch.library
+operators = registry.Library("csa_runtime", "DEF")
+operators.define(
+    f"compressor_forward({_INPUTS}int ratio, int coff, SymInt total_comp) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+# An operator cannot return "no tensor": without need_ape the third result has no elements.
+operators.define(
+    f"compressor_backward({_INPUTS}Tensor grad_out, int ratio, int coff, bool need_ape)"
+    " -> (Tensor, Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+_forward_ad: Any = torch.autograd.forward_ad
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def forward(*arguments: Any) -> Tensor:
+    """`compressor_forward`, by its schema."""
+    ratio, coff, total_comp = arguments[5:]
+    refuse_tangents(arguments[:5])
+    result: Tensor = ops.compressor_forward(
+        *arguments[:5], ratio=ratio, coff=coff, total_comp=total_comp
+    )
+    return result
+
+
+def backward(*arguments: Any) -> Triple:
+    """`compressor_backward`, by its schema."""
+    kv: Tensor = arguments[0]
+    grad_out, ratio, coff, need_ape = arguments[5:]
+    refuse_tangents(arguments[:6])
+    grads = None
+    if not need_ape:
+        grads = (kv.new_empty(kv.shape), kv.new_empty(kv.shape), None)
+    arrays = (*arguments[:5], _readable(grad_out))
+    grad_kv, grad_score, grad_ape = ops.compressor_backward(
+        *arrays, ratio=ratio, coff=coff, grads=grads
+    )
+    return grad_kv, grad_score, _nothing(kv) if grad_ape is None else grad_ape
+
+
+def refuse_tangents(tensors: Sequence[Tensor | None]) -> None:
+    """Check that no forward-mode derivative is asked for: there is none, and zeros would be wrong.
+
+    The generic derivative of an operator leaves tangents out without a word.
+    """
+    if _forward_ad._current_level < 0:
+        return
+    for tensor in tensors:
+        if tensor is not None and _forward_ad.unpack_dual(tensor).tangent is not None:
+            raise RuntimeError(
+                "the compressor has no forward-mode derivative: use reverse mode (backward, "
+                "torch.func.vjp, jacrev), or detach its inputs"
+            )
+
+
+def _readable(grad_out: Tensor) -> Tensor:
+    """The incoming gradient with contiguous rows; autograd chooses its layout, not the caller."""
+    if grad_out.dim() != 2:  # for the checks to refuse
+        return grad_out
+    if grad_out.shape[1] == 1 or grad_out.stride(1) == 1:
+        return grad_out
+    if grad_out.stride() == (0, 0) and grad_out.shape[0]:
+        # out.sum().backward(): one row, broadcast, in place of all of them.
+        return grad_out[:1].contiguous().expand(grad_out.shape)
+    return grad_out.contiguous()
+
+
+def _nothing(like: Tensor) -> Tensor:
+    return like.new_empty((0,), dtype=torch.float32)
+
+
+for _device in ("CPU", "CUDA"):
+    operators.impl("compressor_forward", forward, _device)
+    operators.impl("compressor_backward", backward, _device)
+
+
+def _forward_shape(kv: Tensor, *others: Any) -> Tensor:
+    """Of `forward`'s result, for the same arguments."""
+    coff, total_comp = others[-2:]
+    return kv.new_empty((total_comp, kv.shape[1] // coff))
+
+
+def _backward_shapes(kv: Tensor, score: Tensor, ape: Tensor | None, *others: Any) -> Triple:
+    """Of `backward`'s results, for the same arguments."""
+    need_ape = others[-1]
+    grad_ape = ape.new_empty(ape.shape) if need_ape and ape is not None else _nothing(kv)
+    return kv.new_empty(kv.shape), kv.new_empty(kv.shape), grad_ape
+
+
+registry.register_fake("csa_runtime::compressor_forward", _forward_shape, lib=operators)
+registry.register_fake("csa_runtime::compressor_backward", _backward_shapes, lib=operators)
