@@ -8,6 +8,7 @@ because its exporter orders the streams; the interface only names one.
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ ITEMSIZE = {
     "int8": 1, "int16": 2, "int32": 4, "int64": 8,
     "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
 }  # fmt: skip
+# What exporters raise for an array that they cannot share.
+_EXPORT_ERRORS = (AttributeError, BufferError, NotImplementedError, TypeError)
 
 
 class Array(NamedTuple):
@@ -87,6 +90,9 @@ def describe(name: str, array: Any, stream: int | None = 0) -> Array:
     if torch is not None and isinstance(array, torch.Tensor):
         return _from_torch(name, array)
     if hasattr(array, "__array_interface__") and not hasattr(array, "__cuda_array_interface__"):
+        masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
+        if isinstance(array, masked):  # its interface does not tell
+            raise _masked(name)
         return _from_interface(name, array, array.__array_interface__, "cpu")
     # jax and cupy have both; on the CPU jax's __cuda_array_interface__ raises.
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
@@ -112,6 +118,11 @@ def _from_torch(name: str, tensor: Any) -> Array:
             f"{name} has layout {tensor.layout} and no memory to read; a strided (dense) tensor "
             "with storage is allowed"
         ) from error
+    if tensor.is_neg():
+        raise ValueError(
+            f"{name} is a view of another tensor's negative, whose memory holds the opposite "
+            "values; a tensor in memory of its own is allowed: pass its .resolve_neg()"
+        )
     fields = (name, pointer, tuple(tensor.shape), tensor.stride(), kind, *place)
     # The generated constructor costs twice as much, and this runs for each array of each call.
     array: Array = _new(Array, (*fields, "torch", True, None, tensor))
@@ -130,11 +141,22 @@ def _learn_torch(name: str, device: Any, dtype: Any) -> tuple[tuple[str, int], s
 def _from_dlpack(name: str, array: Any, stream: int | None) -> Array:
     from csa_runtime import dlpack  # ctypes: milliseconds that only its users should pay
 
-    device_type = int(array.__dlpack_device__()[0])
+    try:
+        device_type = int(array.__dlpack_device__()[0])
+    except _EXPORT_ERRORS as error:
+        raise _no_export(name, error) from error
     on_cpu = device_type in (dlpack.CPU, dlpack.CUDA_HOST)
     if not on_cpu and device_type not in (dlpack.CUDA, dlpack.CUDA_MANAGED):
         raise _bad_device(name, f"DLPack device type {device_type}")
-    view = dlpack.export(array, None if on_cpu else stream)
+    try:
+        view = dlpack.export(array, None if on_cpu else stream)
+    except _EXPORT_ERRORS as error:
+        raise _no_export(name, error) from error
+    if view.device_type != device_type:
+        raise ValueError(
+            f"{name} is on DLPack device type {view.device_type} and its __dlpack_device__ says "
+            f"{device_type}; the same from both is allowed: mend the exporter"
+        )
     library = library_of(array)
     return Array(
         name,
@@ -152,27 +174,41 @@ def _from_dlpack(name: str, array: Any, stream: int | None) -> Array:
     )
 
 
-def _from_interface(name: str, array: Any, interface: dict[str, Any], device: str) -> Array:
-    shape = tuple(interface["shape"])
-    typestr = interface["typestr"]
-    dtype = _TYPESTR.get(typestr[1:])
+def _from_interface(name: str, array: Any, interface: Any, device: str) -> Array:
+    try:
+        shape, typestr = tuple(map(operator.index, interface["shape"])), interface["typestr"]
+        pointer, read_only = interface["data"]
+        pointer = operator.index(pointer or 0)
+        dtype = _TYPESTR.get(typestr[1:])
+        strides = interface.get("strides")
+        strides = None if strides is None else tuple(map(operator.index, strides))
+        mask, stream, fields = (interface.get(key) for key in ("mask", "stream", "descr"))
+        stream = None if stream is None else operator.index(stream)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} has an array interface that cannot be read ({error!r}); a dict with shape, "
+            "typestr and data (address, read-only) is allowed: mend it, or pass another array"
+        ) from error
     if dtype is None or (typestr[0] == ">" and not typestr.endswith("1")):
         raise ValueError(f"{name} has the element type {typestr!r}, which no operation here takes")
-    if interface.get("mask") is not None:
-        raise ValueError(f"{name} is masked; pass an array without a mask")
+    if dtype == "bfloat16" and _void(array, fields, device):
+        raise ValueError(
+            f"{name} has the element type {fields or typestr!r}; bfloat16 is allowed: convert it, "
+            "or view it as ml_dtypes.bfloat16"
+        )
+    if mask is not None:
+        raise _masked(name)
     # bool and the like have no entry in ITEMSIZE, and no use here beyond an error message.
     itemsize = int(typestr[2:])
-    strides = interface.get("strides")
     if strides is None:
         in_elements = contiguous_strides(shape)
     elif any(step % itemsize for step in strides):
         raise ValueError(f"{name} has strides {strides} bytes, not multiples of its {itemsize}")
     else:
         in_elements = tuple(step // itemsize for step in strides)
-    pointer, read_only = interface["data"]
     return Array(
         name,
-        pointer or 0,
+        pointer,
         shape,
         in_elements,
         dtype,
@@ -180,8 +216,26 @@ def _from_interface(name: str, array: Any, interface: dict[str, Any], device: st
         -1 if device == "cpu" else _ordinal(array),
         library_of(array),
         not read_only,
-        interface.get("stream"),
+        stream,
         array,
+    )
+
+
+def _void(array: Any, fields: Any, device: str) -> bool:
+    """Whether two bytes of void are no bf16: a structure, or NumPy's plain void."""
+    if device == "cpu" and hasattr(array, "dtype"):
+        return str(array.dtype) != "bfloat16"
+    return fields is not None and (len(fields) != 1 or fields[0][0] != "")
+
+
+def _masked(name: str) -> ValueError:
+    return ValueError(f"{name} is masked; an array without a mask is allowed: pass its .filled()")
+
+
+def _no_export(name: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"{name} cannot be exported through DLPack ({type(error).__name__}: {error}); an array "
+        "that can is allowed: convert it, or make a copy"
     )
 
 

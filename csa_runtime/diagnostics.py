@@ -39,18 +39,27 @@ def load(device: int | None = None, *, bundle: str | None = None) -> None:
         bundle: path of a bundle to use in place of the packaged one; only before its first use.
 
     Raises:
+        ValueError: what is no ordinal or no path.
         UnsupportedArch: no image runs on the device.
         DriverError: no driver, too old a driver, or a failed call.
         BundleError: damaged, of another schema, or chosen after first use.
     """
     from os import fspath
 
-    path = None if bundle is None else fspath(bundle)
+    try:
+        path = None if bundle is None else fspath(bundle)
+    except TypeError:
+        path = bundle
+    if path is not None and not isinstance(path, str):
+        raise ValueError(
+            f"bundle is a {type(bundle).__qualname__}; the path of a bundle.bin, a str or a "
+            "pathlib.Path, is allowed"
+        )
     _native.load(-1 if device is None else integer("device", device, 0), path)
 
 
 def _dtype_code(dtype: str) -> int:
-    code = DTYPE_CODES.get(dtype)
+    code = DTYPE_CODES.get(dtype) if isinstance(dtype, str) else None
     if code is None:
         raise ValueError(f"dtype is {dtype!r}; one of {', '.join(DTYPE_CODES)} is allowed")
     return code
@@ -140,11 +149,16 @@ def explain(
         ValueError: nothing serves the call.
         RuntimeError: without `compute_capability`, the driver's errors.
     """
-    if operation not in ("forward", "backward"):
+    if not isinstance(operation, str) or operation not in ("forward", "backward"):
         raise ValueError(f"operation is {operation!r}; 'forward' or 'backward' is allowed")
     ratio, coff = window(ratio, coff)
-    if alignment < 1 or alignment & (alignment - 1):
+    alignment = integer("alignment", alignment, 1)
+    if alignment & (alignment - 1):
         raise ValueError(f"alignment is {alignment}; a power of two is allowed")
+    if variant is not None and not isinstance(variant, str):
+        raise ValueError(
+            f"variant is {variant!r}; a name from info()['variants'], or None, is allowed"
+        )
     names = ["kv", "score", "cu_seqlens", "cu_seqlens_comp", *(["ape"] if ape else [])]
     words = integer("head_dim", head_dim, 1)
     fields: dict[str, Any] = {"kv_stride": coff * words, "score_stride": coff * words}
@@ -175,7 +189,7 @@ def explain(
         rows=integer("total_comp", total_comp, 0),
         head_dim=words,
         compute_capability=_capability(compute_capability),
-        shared_limit=shared_limit,
+        shared_limit=integer("shared_limit", shared_limit, 0),
         variant=variant,
         **fields,
     )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import Any
 
@@ -22,16 +23,32 @@ def handle_of(stream: Any) -> int:
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         # A method in the protocol's final form, a property in its first.
-        version, handle = protocol() if callable(protocol) else protocol
+        try:
+            version, handle = protocol() if callable(protocol) else protocol
+            handle = operator.index(handle)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"stream has a __cuda_stream__ that cannot be read ({error}); (0, handle) is "
+                "allowed: pass the handle"
+            ) from error
         if version != 0:
             raise ValueError(f"__cuda_stream__ version {version} given, 0 allowed; pass the handle")
-        return _checked(operator.index(handle))
+        return _checked(handle)
     for name in ("cuda_stream", "ptr"):
         handle = getattr(stream, name, None)
         if isinstance(handle, int):
             return _checked(handle)
-    if not isinstance(stream, (bool, float, complex)) and hasattr(type(stream), "__int__"):
-        return _checked(int(stream))
+    kind = type(stream)
+    # Streams convert to an int alone. What has a __float__ too is a number or an array: whole ones
+    # pass as handles, and others would lose their fraction.
+    convert: Any = None
+    if kind is not bool and hasattr(kind, "__index__"):
+        convert = operator.index
+    elif hasattr(kind, "__int__") and not hasattr(kind, "__float__"):
+        convert = int
+    if convert is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            return _checked(convert(stream))
     raise ValueError(
         f"stream is a {type(stream).__module__}.{type(stream).__qualname__}; a handle (int), a "
         "stream of torch, cupy, numba or cuda.bindings, an object with __cuda_stream__, or None "

@@ -3,6 +3,7 @@
 
 import gc
 import weakref
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,8 +134,32 @@ def test_cuda_array_interface(typestr: str, dtype: str) -> None:
 
 @pytest.mark.parametrize(
     "interface",
-    [{"typestr": ">f4"}, {"typestr": "<c8"}, {"strides": (25, 4)}, {"mask": object()}],
-    ids=["big endian", "complex", "odd stride", "masked"],
+    [
+        {"typestr": ">f4"},
+        {"typestr": "<c8"},
+        {"strides": (25, 4)},
+        {"mask": object()},
+        {"typestr": 4},
+        {"shape": 3},
+        {"shape": (1.5,)},
+        {"data": None},
+        {"strides": ("4",)},
+        {"typestr": "|V2", "descr": [("a", "|i1"), ("b", "|i1")]},
+        {"stream": "7"},
+    ],
+    ids=[
+        "big endian",
+        "complex",
+        "odd stride",
+        "masked",
+        "typestr",
+        "shape",
+        "extent",
+        "data",
+        "strides",
+        "structure",
+        "stream",
+    ],
 )
 def test_interfaces_that_cannot_be_read_are_refused(interface: dict[str, Any]) -> None:
     """Rather than read wrongly."""
@@ -199,8 +224,38 @@ def test_streams_of_cuda_bindings() -> None:
 
 @pytest.mark.parametrize(
     "stream",
-    [True, 1.0, "7", -1, 1 << 64, object(), SimpleNamespace(__cuda_stream__=lambda: (1, 42))],
-    ids=["bool", "float", "str", "negative", "too large", "object", "version 1"],
+    [
+        True,
+        1.0,
+        "7",
+        -1,
+        1 << 64,
+        object(),
+        SimpleNamespace(__cuda_stream__=lambda: (1, 42)),
+        np.array([1, 2]),
+        np.float32(1.5),
+        Decimal(2),
+        np.bool_(True),
+        SimpleNamespace(__cuda_stream__=(0,)),
+        SimpleNamespace(__cuda_stream__=lambda: (0, "7")),
+        np.int64(-1),
+    ],
+    ids=[
+        "bool",
+        "float",
+        "str",
+        "negative",
+        "too large",
+        "object",
+        "version 1",
+        "vector",
+        "NumPy float",
+        "decimal",
+        "NumPy bool",
+        "half a protocol",
+        "text protocol",
+        "negative NumPy",
+    ],
 )
 def test_what_is_no_stream_is_refused(stream: Any) -> None:
     """Before anything is launched on it."""

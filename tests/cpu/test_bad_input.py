@@ -2,6 +2,7 @@
 """Malformed arguments: a ValueError that says what is allowed, nothing launched or written."""
 
 from collections.abc import Callable
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+import csa_runtime
 from csa_runtime import _native, ops
-from support.array_calls import SENTINEL, OnGpu, backward, forward, results
+from support.array_calls import SENTINEL, Exporter, OnGpu, backward, forward, results
 from support.packs import Pack, random_pack
 
 
@@ -35,6 +37,34 @@ def misaligned(t: torch.Tensor) -> np.ndarray:
     """An array of bf16 at an odd address."""
     raw = np.zeros(t.numel() * 2 + 1, np.uint8)[1:]
     return raw.view(ml_dtypes.bfloat16).reshape(tuple(t.shape))
+
+
+def masked(t: torch.Tensor) -> Any:
+    """An array of NumPy's with a mask, in the same dtype."""
+    bf16 = t.dtype == torch.bfloat16
+    values = t.float().numpy().astype(ml_dtypes.bfloat16) if bf16 else t.numpy()
+    return np.ma.masked_array(values)
+
+
+class Refusing(Exporter):
+    """An array that cannot be exported."""
+
+    def __init__(self, array: Any, error: Exception) -> None:
+        """Raise `error` when asked."""
+        super().__init__(array)
+        self.error = error
+
+    def __dlpack__(self, **_: Any) -> Any:
+        """Refuse."""
+        raise self.error
+
+
+class Claiming(Exporter):
+    """An array on the CPU that says it is on a GPU."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """CUDA."""
+        return 2, 0
 
 
 INPUTS: dict[str, Callable[[Pack], dict[str, Any]]] = {
@@ -68,6 +98,21 @@ INPUTS: dict[str, Callable[[Pack], dict[str, Any]]] = {
     "coff 0": lambda _: {"coff": 0},
     "coff 3": lambda _: {"coff": 3},
     "stream a string": lambda _: {"stream": "0"},
+    "stream an array": lambda _: {"stream": np.array([1, 2])},
+    "stream a float of NumPy": lambda _: {"stream": np.float32(1.5)},
+    "stream a decimal": lambda _: {"stream": Decimal("1.5")},
+    "cu_seqlens a list": lambda _: {"cu_seqlens": [0, 4]},
+    "cu_seqlens masked": lambda p: {"cu_seqlens": masked(p.cu_seqlens)},
+    "kv masked": lambda p: {"kv": masked(p.kv)},
+    "kv a negative": lambda p: {"kv": p.kv._neg_view()},
+    "kv of structures": lambda p: {"kv": np.zeros(tuple(p.kv.shape), "i1,i1")},
+    "kv of void": lambda p: {"kv": np.zeros(tuple(p.kv.shape), "V2")},
+    "kv an empty interface": lambda _: {"kv": SimpleNamespace(__cuda_array_interface__={})},
+    "kv a false interface": lambda _: {"kv": SimpleNamespace(__cuda_array_interface__=5)},
+    "score an empty interface": lambda _: {"score": SimpleNamespace(__cuda_array_interface__={})},
+    "score without export": lambda p: {"score": Refusing(p.score, BufferError("no"))},
+    "score of another export": lambda p: {"score": Refusing(p.score, TypeError("no"))},
+    "score said to be on a GPU": lambda p: {"score": Claiming(p.score)},
     "score on a GPU": lambda _: {"score": OnGpu((44, 12), "<V2")},
     "prefix on a GPU": lambda _: {"cu_seqlens": OnGpu((5,), "<i4")},
 }
@@ -77,6 +122,13 @@ FORWARD: dict[str, Callable[[Pack], dict[str, Any]]] = {
     "total_comp a float": lambda _: {"total_comp": 3.0, "out": None},
     "total_comp not out's": lambda p: {"total_comp": p.total_comp - 1},
     "out a list": lambda _: {"out": [1]},
+    "out a number": lambda _: {"out": 5, "total_comp": None},
+    "out a string": lambda _: {"out": "x", "total_comp": None},
+    "out a list, no total_comp": lambda _: {"out": [1], "total_comp": None},
+    "out 1-D, no total_comp": lambda p: {"out": results(p)[0][0], "total_comp": None},
+    "out a scalar": lambda p: {"out": results(p)[0][0, 0], "total_comp": None},
+    "out masked": lambda p: {"out": masked(p.grad_out)},
+    "out a negative": lambda p: {"out": torch.zeros_like(p.grad_out)._neg_view()},
     "out fp32": lambda p: {"out": results(p)[0].float()},
     "out wider": lambda p: {"out": results(p)[1][: p.total_comp]},
     "out strided columns": lambda p: {"out": strided(results(p)[0])},
@@ -170,3 +222,63 @@ def test_backward_refuses_and_writes_nothing(pack: Pack, bad: str) -> None:
     for grad in (*grads, *(changes["grads"] or ())):
         assert grad is None or grad.data_ptr() == pack.kv.data_ptr() or (grad == SENTINEL).all()
     assert torch.equal(pack.kv, before)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [None, 5, [0, 4], "x", Exporter(np.zeros(3, np.int32)), np.ma.masked_array([0, 4])],
+    ids=["None", "number", "list", "string", "DLPack alone", "masked"],
+)
+def test_row_prefixes_of_no_array_are_refused(bad: Any) -> None:
+    """Before anything is computed."""
+    with pytest.raises(ValueError, match=r"cu_seqlens is .* allowed"):
+        csa_runtime.compressed_prefixes(bad, ratio=4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"alignment": "16"},
+        {"alignment": 16.0},
+        {"alignment": None},
+        {"dtype": ["a"]},
+        {"dtype": None},
+        {"variant": 5},
+        {"variant": b"x"},
+        {"compute_capability": "90"},
+        {"compute_capability": 9.0},
+        {"compute_capability": ["9", 0]},
+        {"shared_limit": "0"},
+        {"shared_limit": -1},
+        {"operation": ["forward"]},
+        {"operation": None},
+        {"head_dim": "6"},
+        {"ratio": None},
+    ],
+    ids=repr,
+)
+def test_explain_refuses_what_is_of_another_type(changes: dict[str, Any]) -> None:
+    """With the argument's name."""
+    good: dict[str, Any] = {
+        "operation": "backward", "ratio": 4, "coff": 2, "head_dim": 128, "total_tokens": 64,
+        "total_comp": 16, "compute_capability": 90,
+    }  # fmt: skip
+    assert csa_runtime.explain(**good)["variant"]
+    with pytest.raises(ValueError, match=f"{next(iter(changes))}.* is .* allowed"):
+        csa_runtime.explain(**good | changes)
+
+
+@pytest.mark.parametrize("dtype", [["bfloat16"], None, 1, "bf16"], ids=repr)
+def test_workspace_of_no_dtype_is_refused(dtype: Any) -> None:
+    """By the names that are served."""
+    with pytest.raises(ValueError, match=r"dtype is .* bfloat16"):
+        csa_runtime.backward_workspace_bytes(64, 16, 128, ratio=4, coff=2, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "options", [{"bundle": 5}, {"bundle": b"x"}, {"device": "0"}, {"device": 1.0}], ids=repr
+)
+def test_loading_refuses_what_is_no_path_or_ordinal(options: dict[str, Any]) -> None:
+    """Before the bundle is chosen or the driver started."""
+    with pytest.raises(ValueError, match=f"{next(iter(options))} is .* allowed"):
+        csa_runtime.load(**options)
