@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any, NamedTuple
 
-from csa_runtime import checks, prefixes, streams
+from csa_runtime import _native, checks, prefixes, streams
 from csa_runtime.arrays import Array, describe, library_of
 from csa_runtime.libraries import Library, library
+
+_UNREADABLE = "pass prefixes that can, or leave CSA_RUNTIME_CHECK unset"
 
 
 class Call(NamedTuple):
@@ -57,9 +61,7 @@ def begin(
     sums = describe("cu_seqlens_comp", cu_seqlens_comp, exported)
     head_dim = checks.inputs(values, scores, bias, starts, sums, ratio, coff)
     call = Call(owner, handle, exported, values, scores, bias, starts, sums, ratio, coff, head_dim)
-    if stream is None:
-        for array in call.read:
-            check_stream(array, handle)
+    check_streams(call.read, stream, handle)
     return call
 
 
@@ -72,13 +74,19 @@ def _exporters_stream(owner: Library, raw: tuple[Any, ...], handle: int) -> int:
     return -1 if strangers and owner.capturing(raw[0], handle) else handle
 
 
-def check_stream(array: Array | None, stream: int) -> None:
-    """An interface names the stream its data is pending on; only another library could wait."""
-    if array is not None and array.stream and not streams.same(array.stream, stream):
-        raise ValueError(
-            f"{array.name} is pending on stream {array.stream:#x} and kv's current stream is "
-            f"{stream:#x}: make them one, or order them and pass stream="
-        )
+def check_streams(arrays: tuple[Array | None, ...], given: Any, stream: int) -> None:
+    """An interface names the stream its data is pending on; only another library could wait.
+
+    With a stream given, the order is the caller's.
+    """
+    if given is not None:
+        return
+    for array in arrays:
+        if array is not None and array.stream and not streams.same(array.stream, stream):
+            raise ValueError(
+                f"{array.name} is pending on stream {array.stream:#x} and kv's current stream is "
+                f"{stream:#x}: make them one, or order them and pass stream="
+            )
 
 
 def optional(name: str, array: Any, stream: int) -> Array | None:
@@ -90,7 +98,11 @@ def check_contents(call: Call, kv: Any, raw: tuple[Any, Any], rows: int) -> None
     """Under CSA_RUNTIME_CHECK=1, check what the prefixes hold, outside capture."""
     if not prefixes.checking() or call.owner.capturing(kv, call.stream):
         return
-    tokens, sums = (library(prefix).values(prefix, call.stream) for prefix in raw)
+    described = (call.cu_seqlens, call.cu_seqlens_comp)
+    tokens, sums = (
+        prefixes.read_back(prefix, array, call.stream, _UNREADABLE)
+        for prefix, array in zip(raw, described, strict=True)
+    )
     prefixes.check_values(tokens, sums, call.kv.shape[0], call.ratio, rows, strict=False)
 
 
@@ -105,14 +117,13 @@ def rows_of(call: Call, kv: Any, cu_seqlens_comp: Any, total_comp: Any, out: Arr
             "total_comp=None reads cu_seqlens_comp back, which a stream under capture cannot do; "
             "pass total_comp= (max_rows gives a static capacity) or out="
         )
-    try:
-        last = library(cu_seqlens_comp).values(cu_seqlens_comp[-1:], call.stream)[0]
-    except (AttributeError, TypeError) as error:
-        raise ValueError(
-            f"cu_seqlens_comp of {call.cu_seqlens_comp.library!r} cannot be read back here; pass "
-            "total_comp= or out="
-        ) from error
-    return checks.integer("cu_seqlens_comp[-1]", last, 0)
+    last = cu_seqlens_comp
+    if hasattr(last, "__getitem__"):
+        with contextlib.suppress(TypeError):
+            last = last[-1:]
+    advice = "pass total_comp= or out="
+    values = prefixes.read_back(last, call.cu_seqlens_comp, call.stream, advice)
+    return checks.integer("cu_seqlens_comp[-1]", values[-1], 0)
 
 
 def row_stride(array: Array) -> int:
@@ -120,11 +131,10 @@ def row_stride(array: Array) -> int:
     return array.strides[0] if array.shape[0] > 1 else array.shape[1]
 
 
-def fields(call: Call, rows: int) -> dict[str, Any]:
-    """The launcher's keywords common to both directions."""
-    ordinals = [array.ordinal for array in call.read if array is not None]
+def fields(call: Call, rows: int, others: tuple[Array | None, ...] = ()) -> dict[str, Any]:
+    """The launcher's keywords common to both directions; `others` are not among the inputs."""
     return {
-        "device": max(0, *ordinals),
+        "device": _device(call, others),
         "ratio": call.ratio,
         "coff": call.coff,
         "dtype": checks.DTYPE_CODES[call.kv.dtype],
@@ -141,6 +151,34 @@ def fields(call: Call, rows: int) -> dict[str, Any]:
         "score_stride": row_stride(call.score),
         "stream": call.stream,
     }
+
+
+def _device(call: Call, others: tuple[Array | None, ...]) -> int:
+    """Ordinal of the device that all arrays are on."""
+    if call.kv.ordinal >= 0:
+        return call.kv.ordinal
+    named = {array.ordinal for array in (*call.read, *others) if array is not None} - {-1}
+    if len(named) > 1:
+        raise ValueError(
+            f"the arrays are on devices {sorted(named)}; all arrays on one device are allowed"
+        )
+    if named:
+        return named.pop()
+    count = visible_devices()
+    if count > 1:
+        raise ValueError(
+            f"nothing tells which of {count} devices the arrays are on: none of them names its "
+            "own. At least one that does is allowed (of torch, cupy or numba, or with DLPack): "
+            "pass one, or let CUDA_VISIBLE_DEVICES show one device, or call launch_forward and "
+            "launch_backward with device="
+        )
+    return 0
+
+
+@functools.cache
+def visible_devices() -> int:
+    """How many devices the driver shows; asked once, and only for arrays that name none."""
+    return len(_native.driver_info()["devices"])
 
 
 def host_array(raw: Any, described: Array | None) -> Any:

@@ -8,6 +8,7 @@ numbers alone on a GPU (strides, overlap, limits of the images) the native launc
 from __future__ import annotations
 
 import operator
+import sys
 from typing import Any
 
 from csa_runtime.arrays import ITEMSIZE, Array
@@ -180,6 +181,14 @@ def outputs(results: tuple[Array | None, ...], read: tuple[Array | None, ...]) -
     """Check that results can be written and, on the CPU, overlap nothing else."""
     written = [result for result in results if result is not None]
     for result in written:
+        if result.library == "torch":
+            torch: Any = sys.modules["torch"]
+            if result.owner.requires_grad and torch.is_grad_enabled():
+                raise ValueError(
+                    f"{result.name} requires a gradient, which writing into it would falsify; a "
+                    "tensor that requires none is allowed: detach() it, or call under "
+                    "torch.no_grad()"
+                )
         if not result.writable:
             raise ValueError(
                 f"{result.name} is a read-only array of {result.library!r}; one that may be "
@@ -202,19 +211,39 @@ def outputs(results: tuple[Array | None, ...], read: tuple[Array | None, ...]) -
 
 
 def overlap(first: Array, second: Array) -> bool:
-    """Whether two arrays of at most two dimensions share an element, as far as can be seen."""
-    first, second = sorted((first, second), key=lambda array: array.pointer)
-    if 0 in first.shape or 0 in second.shape or second.pointer >= first.pointer + span(first):
+    """Whether two arrays of at most two dimensions share a byte of an element."""
+    if 0 in (*first.shape, *second.shape):
         return False
-    if len(first.shape) != 2 or len(second.shape) != 2 or first.shape[0] == 1:
-        return True
-    pitch = first.strides[0] * ITEMSIZE[first.dtype]
-    if pitch == 0 or (second.shape[0] > 1 and second.strides[0] * ITEMSIZE[second.dtype] != pitch):
-        return True
-    # Columns side by side in one buffer: their places within the common pitch must be disjoint.
-    offset = (second.pointer - first.pointer) % pitch
-    width = first.shape[1] * ITEMSIZE[first.dtype]
-    return offset < width or offset + second.shape[1] * ITEMSIZE[second.dtype] > pitch
+    a, b = sorted(map(_region, (first, second)), key=lambda region: region[1])
+    start, rows, width, pitch = a
+    other_start, other_rows, other_width, other_pitch = b
+    distance = other_start - start
+    # Row i of a and row j of b meet where
+    # i * pitch - distance - other_width < j * other_pitch < i * pitch - distance + width.
+    if pitch == other_pitch:  # then only i - j counts, and one step looks at all of them
+        return _multiple(distance - width, distance + other_width, pitch, 1 - other_rows, rows - 1)
+    return any(
+        _multiple(at - other_width, at + width, other_pitch, 0, other_rows - 1)
+        for at in range(-distance, -distance + rows * pitch, pitch)
+    )
+
+
+def _region(array: Array) -> tuple[int, int, int, int]:
+    """Address, rows, bytes of a row and from row to row; a repeated row counts once."""
+    itemsize = ITEMSIZE[array.dtype]
+    if len(array.shape) != 2:
+        return array.pointer, 1, span(array), max(1, span(array))
+    rows, columns = array.shape
+    pitch = array.strides[0] * itemsize
+    if rows == 1 or pitch == 0:
+        rows, pitch = 1, columns * itemsize
+    return array.pointer, rows, columns * itemsize, max(1, pitch)
+
+
+def _multiple(lower: int, upper: int, step: int, low: int, high: int) -> bool:
+    """Whether `lower < k * step < upper` for some k of `[low, high]`."""
+    k = max(lower // step + 1, low)
+    return k <= high and k * step < upper
 
 
 def span(array: Array) -> int:

@@ -32,8 +32,10 @@ class Library:
 
     def current_stream(self, array: Any) -> int:
         """Handle of the stream the library works on, for the array's device."""
-        interface = getattr(array, "__cuda_array_interface__", None) or {}
-        return interface.get("stream") or 0
+        interface = getattr(array, "__cuda_array_interface__", None)
+        # Whether the interface can be read is for whoever describes the array to say.
+        stream = interface.get("stream") if isinstance(interface, dict) else None
+        return stream if isinstance(stream, int) else 0
 
     def capturing(self, array: Any, stream: int) -> bool:
         """Whether the stream is being captured into a graph; False where nobody can tell."""
@@ -49,6 +51,10 @@ class Library:
             f"arrays of {self.name!r} cannot be allocated and written by this library; pass out= "
             "(forward) or grads= and workspace= (backward), made by torch, cupy or numba"
         )
+
+    def reads(self, array: Any) -> bool:
+        """Whether `values` can read this array."""
+        return hasattr(array, "tolist")
 
     def values(self, array: Any, stream: int) -> list[int]:
         """Contents of an integer vector, read back behind what is pending on `stream`."""
@@ -176,6 +182,10 @@ class Numba(Library):
         """From the current context."""
         kind = like.dtype if dtype is None else dtype
         return sys.modules["numba"].cuda.device_array(shape, dtype=kind)
+
+    def reads(self, array: Any) -> bool:
+        """Whether it is one of the package's arrays, and no stranger by a subclass."""
+        return hasattr(array, "copy_to_host")
 
     def values(self, array: Any, stream: int) -> list[int]:
         """Copies to the host."""

@@ -12,7 +12,7 @@ from csa_runtime.calls import (
     begin,
     check_can_allocate,
     check_contents,
-    check_stream,
+    check_streams,
     fields,
     host_array,
     optional,
@@ -74,6 +74,7 @@ def compressor_forward(
     if result is not None:
         checks.matrix(result, shape, call.kv.dtype, "total_comp and kv")
         checks.same_device(call.kv, (result,))
+        check_streams((result,), stream, call.stream)
         checks.outputs((result,), call.read)
     check_contents(call, kv, (cu_seqlens, cu_seqlens_comp), rows)
     if call.kv.device == "cpu":
@@ -90,7 +91,9 @@ def compressor_forward(
     if result is None:
         out = call.owner.empty(kv, shape, None, call.stream)
         result = describe("out", out, call.exported)
-    _native.launch_forward(**fields(call, rows), out=result.pointer, out_stride=row_stride(result))
+    _native.launch_forward(
+        **fields(call, rows, (result,)), out=result.pointer, out_stride=row_stride(result)
+    )
     return out
 
 
@@ -142,12 +145,11 @@ def compressor_backward(
     checks.same_device(call.kv, (incoming,))
     checks.integer("the number of rows", rows, 0)
     checks.enough_tokens(call.kv.shape[0], rows, call.ratio)
-    if stream is None:
-        check_stream(incoming, call.stream)
     given = _given_gradients(call, grads, accumulate)
     scratch = optional("workspace", workspace, call.exported)
     if scratch is not None:
         _check_workspace(call, scratch, rows, grads is None or grads[2] is not None)
+    check_streams((incoming, *given, scratch), stream, call.stream)
     checks.outputs((*given, scratch), (*call.read, incoming))
     check_contents(call, kv, (cu_seqlens, cu_seqlens_comp), rows)
     if call.kv.device == "cpu":
@@ -277,7 +279,7 @@ def _launch_backward(
     grad_kv, grad_score, sums = given
     assert grad_kv is not None and grad_score is not None
     _native.launch_backward(
-        **fields(call, rows),
+        **fields(call, rows, (incoming, *given, scratch)),
         flags=1 if accumulate and sums is not None else 0,
         grad_out=incoming.pointer,
         grad_out_stride=row_stride(incoming),

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from csa_runtime.arrays import library_of
+from csa_runtime.arrays import Array, describe, library_of
 from csa_runtime.checks import integer
 from csa_runtime.libraries import library
 
@@ -109,17 +109,36 @@ def check_prefixes(
 def _read(name: str, prefix: Any) -> list[int]:
     """The integers of a vector or list."""
     if isinstance(prefix, (list, tuple)):
-        values = list(prefix)
-    else:
-        shape = tuple(getattr(prefix, "shape", ()))
-        if len(shape) != 1:
-            raise ValueError(
-                f"{name} is a {type(prefix).__qualname__} of shape {shape}; int32 (segments + 1,) "
-                "is allowed: flatten it"
-            )
-        owner = library(prefix)
-        values = owner.values(prefix, owner.current_stream(prefix))
-    return [integer(f"{name}[{index}]", value, -_LIMIT) for index, value in enumerate(values)]
+        return [integer(f"{name}[{index}]", value, -_LIMIT) for index, value in enumerate(prefix)]
+    owner = library(prefix)
+    stream = owner.current_stream(prefix)
+    array = describe(name, prefix, stream)
+    if len(array.shape) != 1 or array.dtype != "int32":
+        raise ValueError(
+            f"{name} is {array.dtype} {array.shape}; int32 (segments + 1,) or a list is allowed: "
+            "flatten or convert it"
+        )
+    return read_back(prefix, array, stream, "copy it to the host and pass a list")
+
+
+def read_back(prefix: Any, array: Array, stream: int, advice: str) -> list[int]:
+    """Contents of a described vector, by its own library or, on the host, through NumPy.
+
+    Raises:
+        ValueError: device memory that its library cannot read; ends with `advice`.
+    """
+    owner = library(prefix)
+    if owner.reads(prefix):
+        return owner.values(prefix, stream)
+    if array.device == "cpu":
+        from csa_runtime.host import from_pointer
+
+        values: list[int] = from_pointer(array).tolist()
+        return values
+    raise ValueError(
+        f"{array.name} of {array.library!r} on {array.place} cannot be read back here; arrays of "
+        f"torch, cupy, numba and others with a tolist() can: {advice}"
+    )
 
 
 def check_values(
@@ -138,31 +157,30 @@ def check_values(
         )
     if tokens[0] < 0:
         raise ValueError(f"cu_seqlens[0] is {tokens[0]}; 0 or more is allowed")
-    if rows[0] != 0:
-        raise ValueError(f"cu_seqlens_comp[0] is {rows[0]}; 0 is allowed")
-    for i in range(1, len(tokens)):
-        length, given = tokens[i] - tokens[i - 1], rows[i] - rows[i - 1]
+    before, rows_before = tokens[0], 0
+    for i, (token, row) in enumerate(zip(tokens, rows, strict=True)):
+        length, given = token - before, row - rows_before
         if length < 0:
-            raise ValueError(f"cu_seqlens[{i}] is {tokens[i]}, less than the one before it")
+            raise ValueError(f"cu_seqlens[{i}] is {token}, less than the one before it")
+        if token > total_tokens:
+            raise ValueError(
+                f"cu_seqlens[{i}] is {token}; at most the {total_tokens} tokens is allowed"
+            )
+        if i == 0 and row != 0:
+            raise ValueError(f"cu_seqlens_comp[0] is {row}; 0 is allowed")
         if given < 0:
-            raise ValueError(f"cu_seqlens_comp[{i}] is {rows[i]}, less than the one before it")
+            raise ValueError(f"cu_seqlens_comp[{i}] is {row}, less than the one before it")
         if given * ratio > length or (strict and given != length // ratio):
             allowed = "exactly" if strict else "at most"
             raise ValueError(
                 f"cu_seqlens_comp[{i}] gives segment {i - 1} {given} rows; its {length} tokens "
                 f"allow {allowed} {length // ratio} at ratio {ratio}"
             )
-        if tokens[i] > total_tokens:
+        if strict and total_comp is not None and row > total_comp:
             raise ValueError(
-                f"cu_seqlens[{i}] is {tokens[i]}; at most the {total_tokens} tokens is allowed"
+                f"cu_seqlens_comp[{i}] is {row}; at most total_comp = {total_comp} is allowed"
             )
-    if tokens[0] > total_tokens:
-        raise ValueError(f"cu_seqlens[0] is {tokens[0]}; at most {total_tokens} is allowed")
-    if strict and total_comp is not None and rows[-1] > total_comp:
-        raise ValueError(
-            f"cu_seqlens_comp[{len(rows) - 1}] is {rows[-1]}; at most total_comp = {total_comp} "
-            "is allowed"
-        )
+        before, rows_before = token, row
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import csa_runtime
-from csa_runtime import libraries, ops
+from csa_runtime import calls, libraries, ops, prefixes
 from support.array_calls import OnGpu
 
 TOKENS, ROWS, D, RATIO, COFF, SEGMENTS = 44, 9, 6, 4, 2, 3
@@ -44,6 +44,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """The recorder in place of the module."""
     recorder = Recorder()
     monkeypatch.setattr(ops, "_native", recorder)
+    monkeypatch.setattr(calls, "visible_devices", lambda: 1)
     return recorder
 
 
@@ -133,6 +134,61 @@ def test_current_stream_is_the_interfaces(native: Recorder) -> None:
         csa_runtime.compressor_forward(**mixed, out=out)
     csa_runtime.compressor_forward(**mixed, out=out, stream=5)
     assert native.launches[-1][1]["stream"] == 5
+
+
+def test_results_on_another_stream_are_refused(native: Recorder) -> None:
+    """Like inputs: out, the gradients and the workspace."""
+    pending = {"stream": 78}
+    with pytest.raises(ValueError, match="out is pending on stream 0x4e"):
+        csa_runtime.compressor_forward(**inputs(), out=array(6, (ROWS, D), "<V2", **pending))
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        "grad_out": ((ROWS, D), "<V2"), "grad_kv": ((TOKENS, WIDTH), "<V2"),
+        "grad_score": ((TOKENS, WIDTH), "<V2"), "grad_ape": ((RATIO, WIDTH), "<f4"),
+        "workspace": ((500,), "<f4"),
+    }  # fmt: skip
+    for late in shapes:
+        made = {
+            name: array(number, *shape, **pending if name == late else {})
+            for number, (name, shape) in enumerate(shapes.items(), start=6)
+        }
+        grads = (made["grad_kv"], made["grad_score"], made["grad_ape"])
+        given: dict[str, Any] = {"grads": grads, "workspace": made["workspace"]}
+        with pytest.raises(ValueError, match=f"{late} is pending on stream 0x4e"):
+            csa_runtime.compressor_backward(**inputs(), grad_out=made["grad_out"], **given)
+    assert not native.launches
+
+
+def test_device_comes_from_any_array_that_names_it(
+    native: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bare interface names none: with several devices, none is picked in silence."""
+    monkeypatch.setattr(calls, "visible_devices", lambda: 2)
+    out = array(6, (ROWS, D), "<V2")
+    with pytest.raises(ValueError, match=r"which of 2 devices .* pass one"):
+        csa_runtime.compressor_forward(**inputs(), out=out)
+    assert not native.launches
+    out.device = SimpleNamespace(id=1)
+    csa_runtime.compressor_forward(**inputs(), out=out)
+    given = inputs()
+    given["score"].device = SimpleNamespace(id=1)
+    csa_runtime.compressor_forward(**given, out=array(6, (ROWS, D), "<V2"))
+    assert [fields["device"] for _, fields in native.launches] == [1, 1]
+    given["ape"].device = SimpleNamespace(id=0)
+    with pytest.raises(ValueError, match=r"devices \[0, 1\]"):
+        csa_runtime.compressor_forward(**given, out=array(6, (ROWS, D), "<V2"))
+
+
+def test_checks_refuse_device_memory_that_nobody_reads(
+    native: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CSA_RUNTIME_CHECK=1 with a bare interface."""
+    monkeypatch.setattr(prefixes, "checking", lambda: True)
+    given, out = inputs(), array(6, (ROWS, D), "<V2")
+    with pytest.raises(
+        ValueError, match=r"cu_seqlens of .* cannot be read back.*CSA_RUNTIME_CHECK"
+    ):
+        csa_runtime.compressor_forward(**given, out=out)
+    assert not native.launches
 
 
 class CupyArray(OnGpu):

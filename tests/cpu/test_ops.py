@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import csa_runtime
-from csa_runtime import calls, prefixes
+from csa_runtime import calls, checks, prefixes
+from csa_runtime.arrays import describe
 from csa_runtime.reference import reference_backward, reference_forward
 from support.array_calls import SENTINEL, Exporter, backward, forward, results
 from support.eager import eager
@@ -52,10 +53,10 @@ def test_strangers_on_the_cpu_are_read_and_written_in_place(pack: Pack) -> None:
     strange = {name: Exporter(getattr(pack, name)) for name in names}
     with pytest.raises(ValueError, match="pass out="):
         forward(pack, **strange)
-    with pytest.raises(ValueError, match="cannot be read back"):
-        forward(pack, **strange, total_comp=None)
     out, *grads = results(pack)
     given = Exporter(out)
+    with pytest.raises(ValueError, match=r"out is .* \(9, 6\) is allowed"):
+        forward(pack, **strange, out=Exporter(out[:-1]), total_comp=9)
     assert forward(pack, **strange, out=given) is given
     assert torch.equal(out, forward(pack))
     wrapped = tuple(Exporter(grad) for grad in grads)
@@ -156,6 +157,81 @@ def test_prefix_contents_are_checked_when_asked(
         forward(pack)
     with pytest.raises(ValueError, match=r"cu_seqlens_comp\[1\] gives segment 0 5 rows"):
         backward(pack)
+
+
+def test_prefixes_of_strangers_are_checked_when_asked(
+    pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays that have DLPack alone, neither tolist nor shape, on the host."""
+    monkeypatch.setattr(calls.prefixes, "checking", lambda: True)
+    names = ("cu_seqlens", "cu_seqlens_comp")
+    strange = {name: Exporter(getattr(pack, name)) for name in names}
+    assert torch.equal(forward(pack, **strange), forward(pack))
+    assert forward(pack, **strange, total_comp=None).shape == (10, 6)
+    prefixes.check_prefixes(*strange.values(), pack.kv.shape[0], ratio=4)
+    pack.cu_seqlens_comp[1] = 5
+    with pytest.raises(ValueError, match=r"cu_seqlens_comp\[1\] gives segment 0 5 rows"):
+        forward(pack, **strange)
+    with pytest.raises(ValueError, match=r"cu_seqlens_comp\[1\] gives segment 0 5 rows"):
+        prefixes.check_prefixes(*strange.values(), pack.kv.shape[0], ratio=4)
+
+
+def test_results_that_require_a_gradient_are_refused(pack: Pack) -> None:
+    """As torch's own out= does, unless nothing is recorded."""
+    out = results(pack)[0].requires_grad_()
+    with pytest.raises(ValueError, match="out requires a gradient"):
+        forward(pack, out=out)
+    assert (out == SENTINEL).all()
+    grads = [grad.requires_grad_() for grad in results(pack)[1:]]
+    with pytest.raises(ValueError, match="grad_kv requires a gradient"):
+        backward(pack, grads=tuple(grads))
+    with torch.no_grad():
+        assert torch.equal(forward(pack, out=out), forward(pack))
+
+
+def test_disjoint_views_of_one_buffer_are_allowed() -> None:
+    """Element by element, as on the GPU: rows of different pitches, a prefix between rows."""
+    pack = random_pack([9, 30], ratio=4, coff=2, head_dim=6)
+    memory = torch.zeros(4096, dtype=torch.bfloat16)
+    kv = memory.as_strided(pack.kv.shape, (48, 1), 0).copy_(pack.kv)
+    out = memory.as_strided((pack.total_comp, 6), (96, 1), 12)
+    prefix = memory[20:26].view(torch.int32).copy_(pack.cu_seqlens)
+    assert torch.equal(forward(pack, kv=kv, cu_seqlens=prefix, out=out), forward(pack))
+    assert torch.equal(kv, pack.kv) and torch.equal(prefix, pack.cu_seqlens)
+    for start in (43, 11):
+        with pytest.raises(ValueError, match="overlaps kv"):
+            forward(pack, kv=kv, out=memory.as_strided(out.shape, (96, 1), start))
+    with pytest.raises(ValueError, match="overlaps cu_seqlens"):
+        forward(pack, kv=kv, cu_seqlens=prefix, out=memory.as_strided(out.shape, (96, 1), 16))
+
+
+def test_overlap_is_decided_byte_by_byte() -> None:
+    """Against the sets of addresses of small strided matrices and vectors."""
+    generator = np.random.default_rng(7)
+    buffer, seen = np.zeros(256, np.int16), set()
+    for _ in range(4000):
+        views = []
+        for _ in range(2):
+            rows, columns, pitch = generator.integers((0, 1, 0), (5, 5, 13))
+            start = int(generator.integers(0, 60))
+            flat = buffer[start:]
+            views.append(np.lib.stride_tricks.as_strided(flat, (rows, columns), (2 * pitch, 2)))
+        if generator.integers(2):
+            start, count = (int(n) for n in generator.integers((0, 1), (60, 4)))
+            views[1] = buffer[2 * start : 2 * (start + count)].view(np.int32)
+        touched = [
+            {
+                view.__array_interface__["data"][0] + byte
+                + sum(i * s for i, s in zip(index, view.strides, strict=True))
+                for index in np.ndindex(view.shape)
+                for byte in range(view.itemsize)
+            }
+            for view in views
+        ]  # fmt: skip
+        expected = bool(touched[0] & touched[1])
+        assert checks.overlap(*(describe("view", view) for view in views)) is expected
+        seen.add(expected)
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), (None, False)])
