@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples compile without a warning; they run on the fake driver, or say what they lack."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support import examples, fake
+
+pytestmark = pytest.mark.L1
+
+NATIVE = tuple(examples.NATIVE)
+PYTHON = ("raw_pointers.py", "graph_capture.py")
+
+
+def built(source: str, folder: Path) -> list[str]:
+    """The command; skips a C++ example where no C++ compiler is installed."""
+    if source.endswith(".cpp") and examples.compiler(source) is None:
+        pytest.skip("no C++ compiler is installed")
+    return examples.build(source, folder)
+
+
+def on_the_fake_driver(command: list[str], folder: Path) -> tuple[str, list[dict[str, object]]]:
+    """What it printed and the driver calls it made."""
+    log = folder / "calls"
+    done = examples.run(
+        command,
+        folder,
+        LD_LIBRARY_PATH=str(fake.library("example_driver.c")),
+        FAKE_CUDA_LOG=str(log),
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def named(calls: list[dict[str, object]], name: str) -> list[dict[str, object]]:
+    """Those of one function."""
+    return [call for call in calls if call["call"] == name]
+
+
+def test_c_runs_forward_and_backward_on_its_own_stream(tmp_path: Path) -> None:
+    text, calls = on_the_fake_driver(built("c_forward.c", tmp_path), tmp_path)
+    names = [line.split()[0] for line in text.splitlines()]
+    assert names == ["out", "grad_kv", "grad_score", "grad_ape"]
+    launches = named(calls, "cuLaunchKernelEx")
+    kernels = [str(launch["name"]).split("_")[1] for launch in launches]
+    assert kernels == ["forward", "backward", "finish"]
+    assert {launch["stream"] for launch in launches} == {1000}
+    assert all(call["result"] == 0 for call in calls)
+
+
+def test_cpp_runs_a_long_forward_and_frees_its_memory(tmp_path: Path) -> None:
+    text, calls = on_the_fake_driver(built("cpp_forward.cpp", tmp_path), tmp_path)
+    assert text.startswith("mean of out ")
+    (launch,) = named(calls, "cuLaunchKernelEx")
+    assert str(launch["name"]).startswith("csa_forward_r128_c1_bf16")
+    assert len(named(calls, "cuMemAlloc")) == len(named(calls, "cuMemFree")) == 5
+
+
+@pytest.mark.parametrize("source", NATIVE)
+def test_without_a_driver_a_program_says_so(source: str, tmp_path: Path) -> None:
+    command = built(source, tmp_path)
+    (tmp_path / "libcuda.so.1").touch()  # the loader stops here
+    done = examples.run(command, tmp_path, LD_LIBRARY_PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "needs an NVIDIA GPU's driver" in done.stderr and "libcuda.so.1" in done.stderr
+
+
+@pytest.mark.parametrize("source", NATIVE)
+def test_an_error_of_the_library_reaches_the_user(source: str, tmp_path: Path) -> None:
+    command = built(source, tmp_path)
+    done = examples.run(
+        command,
+        tmp_path,
+        LD_LIBRARY_PATH=str(fake.library("example_driver.c")),
+        FAKE_CUDA_DEVICES="75",
+    )
+    assert done.returncode == 1
+    assert "csa_forward: " in done.stderr and "7.5" in done.stderr
+
+
+@pytest.mark.parametrize("script", PYTHON)
+def test_without_a_gpu_a_script_says_so(script: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = examples.run(examples.python(script), tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert f"{script}: this example needs an NVIDIA GPU" in done.stderr
