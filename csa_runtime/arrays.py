@@ -90,9 +90,7 @@ def describe(name: str, array: Any, stream: int | None = 0) -> Array:
     if torch is not None and isinstance(array, torch.Tensor):
         return _from_torch(name, array)
     if hasattr(array, "__array_interface__") and not hasattr(array, "__cuda_array_interface__"):
-        masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
-        if isinstance(array, masked):  # its interface does not tell
-            raise _masked(name)
+        refuse_masked(name, array)  # its interface does not tell
         return _from_interface(name, array, array.__array_interface__, "cpu")
     # jax and cupy have both; on the CPU jax's __cuda_array_interface__ raises.
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
@@ -226,6 +224,12 @@ def _void(array: Any, fields: Any, device: str) -> bool:
     if device == "cpu" and hasattr(array, "dtype"):
         return str(array.dtype) != "bfloat16"
     return fields is not None and (len(fields) != 1 or fields[0][0] != "")
+
+
+def refuse_masked(name: str, array: Any) -> None:
+    """Check that an array is none of NumPy's masked ones."""
+    if isinstance(array, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
+        raise _masked(name)
 
 
 def _masked(name: str) -> ValueError:

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from csa_runtime.arrays import Array, describe, library_of
+from csa_runtime.arrays import Array, describe, library_of, refuse_masked
 from csa_runtime.checks import integer
 from csa_runtime.libraries import library
 
@@ -38,6 +38,7 @@ def compressed_prefixes(cu_seqlens: Any, *, ratio: int) -> Any:
             "array of torch, NumPy, cupy or jax is allowed: convert it, or compute the sums of "
             "(lengths // ratio) with its own operations"
         )
+    refuse_masked("cu_seqlens", cu_seqlens)
     shape, dtype = tuple(cu_seqlens.shape), str(cu_seqlens.dtype)
     if len(shape) != 1 or shape[0] < 1 or not dtype.endswith("int32") or "uint" in dtype:
         raise ValueError(

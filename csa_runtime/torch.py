@@ -3,7 +3,8 @@
 
 Registers `torch.ops.csa_runtime.compressor_forward` and `compressor_backward` with a derivative.
 torch >= 2.4. Reverse mode only: forward mode and second derivatives raise. torch.func's grad, vjp,
-jacrev and vmap work on `compressor`.
+jacrev and vmap work on `compressor`; the bare operators take vmap and refuse dual tensors, but torch
+hides torch.func.jvp's tangents from them, and gives zeros.
 """
 
 from __future__ import annotations

@@ -226,7 +226,14 @@ def test_backward_refuses_and_writes_nothing(pack: Pack, bad: str) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [None, 5, [0, 4], "x", Exporter(np.zeros(3, np.int32)), np.ma.masked_array([0, 4])],
+    [
+        None,
+        5,
+        [0, 4],
+        "x",
+        Exporter(np.zeros(3, np.int32)),
+        np.ma.masked_array([0, 4], dtype=np.int32),
+    ],
     ids=["None", "number", "list", "string", "DLPack alone", "masked"],
 )
 def test_row_prefixes_of_no_array_are_refused(bad: Any) -> None:

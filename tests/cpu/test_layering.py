@@ -15,7 +15,12 @@ MAX_LINES = 300
 
 # A framework's adapter is the only file that imports it; compat serves PyTorch users.
 FRAMEWORKS = {"torch", "jax", "jaxlib", "cupy", "tensorflow"}
-MAY_IMPORT = {"torch.py": {"torch"}, "jax.py": {"jax", "jaxlib"}, "compat.py": {"torch"}}
+MAY_IMPORT = {
+    "torch.py": {"torch"},
+    "_operators.py": {"torch"},
+    "jax.py": {"jax", "jaxlib"},
+    "compat.py": {"torch"},
+}
 OPTIONAL = {"numpy", "ml_dtypes"}
 # Type checkers read a stub, never Python; they know this module.
 STUB = {"typing_extensions"}
