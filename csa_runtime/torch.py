@@ -3,7 +3,7 @@
 
 Registers `torch.ops.csa_runtime.compressor_forward` and `compressor_backward` with a derivative.
 torch >= 2.4. Reverse mode only: forward mode and second derivatives raise. torch.func's grad, vjp,
-jacrev and vmap work on `compressor`; the bare operators take vmap and refuse dual tensors, but torch
+jacrev and vmap work on `compressor`; the bare operators refuse dual tensors, but torch
 hides torch.func.jvp's tangents from them, and gives zeros.
 """
 
