@@ -5,7 +5,16 @@ Importing this starts no driver and imports no framework; `csa_runtime.torch`, t
 form, is imported at its first use.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from csa_runtime.compat import (
+        CSA,
+        CSACompressorBackward,
+        CSACompressorForward,
+        csa_compressor_backward_wrapper,
+        csa_compressor_forward_wrapper,
+    )
 
 try:
     from csa_runtime._native import launch_backward, launch_forward
@@ -23,7 +32,10 @@ from csa_runtime.ops import compressor_backward, compressor_forward
 from csa_runtime.prefixes import check_prefixes, compressed_prefixes, max_rows
 
 __all__ = [
+    "CSA",
     "BundleError",
+    "CSACompressorBackward",
+    "CSACompressorForward",
     "DriverError",
     "UnsupportedArch",
     "backward_workspace_bytes",
@@ -31,6 +43,8 @@ __all__ = [
     "compressed_prefixes",
     "compressor_backward",
     "compressor_forward",
+    "csa_compressor_backward_wrapper",
+    "csa_compressor_forward_wrapper",
     "explain",
     "info",
     "launch_backward",
@@ -39,7 +53,15 @@ __all__ = [
     "max_rows",
 ]
 
-_LAZY = ("torch", "reference")
+_LAZY = ("compat", "torch", "reference")
+# The drop-in's names: most processes never use them.
+_COMPAT = (
+    "CSA",
+    "CSACompressorBackward",
+    "CSACompressorForward",
+    "csa_compressor_backward_wrapper",
+    "csa_compressor_forward_wrapper",
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -48,6 +70,10 @@ def __getattr__(name: str) -> Any:
         from csa_runtime.diagnostics import version
 
         return version()
+    if name in _COMPAT:
+        from csa_runtime import compat
+
+        return getattr(compat, name)
     if name in _LAZY:
         from importlib import import_module
 

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training framework's dispatch replaced, on a stub of it, and put back."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from csa_runtime.compat import install_megatron, uninstall_megatron
+from csa_runtime.megatron_dispatch import Dispatch
+from csa_runtime.torch import compressor
+from support import fake, frameworks
+from support.packs import Pack, random_pack
+
+RATIO, COFF, D = 4, 2, 6
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """Nothing stays installed."""
+    yield
+    uninstall_megatron()
+
+
+@pytest.fixture
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve CPU tensors too: the reference stands for the kernels."""
+    monkeypatch.setattr(Dispatch, "_device_refuses", lambda *_: None)
+
+
+def pack(**options: Any) -> Pack:
+    """A ragged pack whose kv, score and ape want gradients."""
+    made = random_pack([9, 0, 30, 4], ratio=RATIO, coff=COFF, head_dim=D, padding=2, **options)
+    for tensor in (made.kv, made.score, made.ape):
+        assert tensor is not None
+        tensor.requires_grad_()
+    return made
+
+
+def arguments(p: Pack, **changes: Any) -> dict[str, Any]:
+    """The framework's call of its dispatch function."""
+    return {
+        "kv": p.kv[:, None], "score": p.score[:, None], "ape": p.ape, "cu_seqlens": p.cu_seqlens,
+        "cu_seqlens_comp": p.cu_seqlens_comp, "total_comp": p.total_comp, "ratio": p.ratio,
+        "head_dim": p.head_dim, "coff": p.coff,
+    } | changes  # fmt: skip
+
+
+def direct(p: Pack) -> torch.Tensor:
+    """The same without the framework."""
+    return compressor(*p.inputs, **p.options, total_comp=p.total_comp)
+
+
+@pytest.mark.parametrize(
+    ("name", "switch"), [(frameworks.NEW, True), (frameworks.OLD, True), (frameworks.OLD, False)]
+)
+def test_every_known_version_is_served(name: str, switch: bool, anywhere: None) -> None:
+    """Where its capability gate keeps it eager without."""
+    p = pack()
+    with frameworks.framework(frameworks.make(name, switch)) as caller:
+        assert caller.pool(**arguments(p)) == "eager"
+        with install_megatron() as installed:
+            out = caller.pool(**arguments(p))
+            assert out.shape == (p.total_comp, 1, D)
+            assert torch.equal(out[:, 0], direct(p))
+            assert (installed.module, installed.version) == (name, "0.18.0rc1")
+            assert installed.served == 1 and not installed.declined
+            assert "1 calls served" in installed.report()
+
+
+def test_gradients_reach_the_frameworks_tensors(anywhere: None) -> None:
+    """kv, score and ape, as without the framework."""
+    p = pack()
+    leaves = [p.kv, p.score, p.ape]
+    with frameworks.framework(frameworks.make()) as caller, install_megatron():
+        grads = torch.autograd.grad(caller.pool(**arguments(p))[:, 0], leaves, p.grad_out)
+    for ours, wanted in zip(grads, torch.autograd.grad(direct(p), leaves, p.grad_out), strict=True):
+        assert torch.equal(ours, wanted)
+
+
+def test_deterministic_mode_is_served(anywhere: None) -> None:
+    """The framework's own gate, even on a GPU it likes, keeps that eager."""
+    p = pack()
+    with frameworks.framework(frameworks.make(capability=10)) as caller:
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert caller.pool(**arguments(p)) == "eager"
+            install_megatron()
+            assert torch.equal(caller.pool(**arguments(p))[:, 0], direct(p))
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+def test_a_compiled_caller_is_served_in_one_graph(anywhere: None) -> None:
+    """Calls under torch.compile are traced once, whatever is counted outside."""
+    p = pack()
+    with frameworks.framework(frameworks.make()) as caller, install_megatron() as installed:
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(caller.maybe_compress_thd_fused, backend=counter, fullgraph=True)
+        for _ in range(3):
+            assert torch.equal(compiled(**arguments(p))[:, 0], direct(p))
+        assert counter.frame_count == 1 and installed.served == 0
+
+
+def test_int64_prefixes_and_strided_rows_are_served(anywhere: None) -> None:
+    """The framework converts the first and copies the second."""
+    p = pack()
+    wide = torch.cat([p.kv, p.score], 1).detach()
+    with frameworks.framework(frameworks.make()) as caller, install_megatron():
+        out = caller.pool(
+            **arguments(
+                p,
+                kv=wide[:, None, : p.kv.shape[1]],
+                score=wide[:, None, p.kv.shape[1] :],
+                cu_seqlens=p.cu_seqlens.long(),
+                cu_seqlens_comp=p.cu_seqlens_comp.long(),
+            )
+        )
+    assert torch.equal(out[:, 0], direct(p))
+
+
+@pytest.mark.parametrize(
+    ("why", "changes"),
+    [
+        ("bf16", {"dtype": torch.float32}),
+        ("ape", {"ape": torch.bfloat16}),
+        ("tokens, 1,", {"flat": True}),
+        ("tokens, 1,", {"head_dim": D + 1}),
+        ("no rows", {"total_comp": 0}),
+        ("shape", {"short": True}),
+    ],
+)
+def test_what_is_not_served_is_left_eager_with_a_reason(
+    why: str, changes: dict[str, Any], anywhere: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Counted each time, logged once."""
+    p = pack(dtype=changes.pop("dtype", torch.bfloat16))
+    call = arguments(p)
+    if "ape" in changes:
+        changes["ape"] = call["ape"].to(changes["ape"])
+    if changes.pop("flat", False):
+        changes["kv"] = p.kv
+    if changes.pop("short", False):
+        changes["score"] = call["score"][1:]
+    with frameworks.framework(frameworks.make()) as caller, install_megatron() as installed:
+        with caplog.at_level(logging.WARNING, "csa_runtime"):
+            for _ in range(2):
+                assert caller.pool(**call | changes) == "eager"
+        assert [*installed.declined.values()] == [2] and why in next(iter(installed.declined))
+        assert len(caplog.records) == 1 and why in installed.report()
+
+
+def test_cpu_tensors_stay_eager() -> None:
+    """As in the framework."""
+    with frameworks.framework(frameworks.make()) as caller, install_megatron() as installed:
+        assert caller.pool(**arguments(pack())) == "eager"
+        assert "GPU" in installed.report()
+
+
+def test_the_callers_switch_is_kept(anywhere: None) -> None:
+    """enabled=False, and in the oldest version its variable: no reason to warn."""
+    p = pack()
+    with frameworks.framework(frameworks.make()) as caller, install_megatron() as installed:
+        assert caller.pool(**arguments(p, enabled=False)) == "eager"
+        assert not installed.declined
+    old = frameworks.make(frameworks.OLD, switch=False)
+    with frameworks.framework(old) as caller, install_megatron():
+        old.enabled = False  # type: ignore[attr-defined]
+        assert caller.pool(**arguments(p)) == "eager"
+
+
+def test_no_gpu_is_nobodys_availability() -> None:
+    """What the framework asks before it calls."""
+    module: Any = frameworks.make(capability=10)
+    with frameworks.framework(module), install_megatron():
+        assert module.fused_compressor_available() is torch.cuda.is_available()
+        assert not module.fused_compressor_available(torch.device("cpu"))
+    assert module.fused_compressor_available()
+
+
+def test_a_driver_error_is_no_reason_to_go_on_eagerly() -> None:
+    """It is raised; what the device does not serve is a reason, asked for once."""
+    ask = "from csa_runtime.megatron_dispatch import _refusal\n"
+    failed = fake.run(ask + "emit(attempt(_refusal, 0, 4, 2, 128))", driver=False)
+    assert failed.output["type"] == "DriverError"
+    code = "emit([_refusal(0, r, 2, 64) for r in (4, 4, 3, 3)])"
+    served = fake.run(ask + code)
+    assert served.output[:2] == [None, None]
+    assert "ratio 3" in served.output[2] and served.output[3] == served.output[2]
+
+
+def test_undoing_restores_every_name() -> None:
+    """In the module, in callers, and in those that import it only afterwards."""
+    module: Any = frameworks.make()
+    original, gate = module.maybe_compress_thd_fused, module.fused_compressor_available
+    with frameworks.framework(module) as caller:
+        installed = install_megatron()
+        assert module.maybe_compress_thd_fused is not original
+        assert caller.maybe_compress_thd_fused is module.maybe_compress_thd_fused
+        late: Any = type(sys)("late_importer")
+        late.maybe_compress_thd_fused = module.maybe_compress_thd_fused
+        sys.modules["late_importer"] = late
+        try:
+            installed.uninstall()
+            installed.uninstall()
+        finally:
+            del sys.modules["late_importer"]
+        for holder in (module, caller, late):
+            assert holder.maybe_compress_thd_fused is original
+        assert module.fused_compressor_available is gate
+        assert not uninstall_megatron()
+
+
+def test_installing_twice_gives_the_same_handle() -> None:
+    """Another module is refused until then."""
+    with frameworks.framework(frameworks.make()):
+        installed = install_megatron()
+        assert install_megatron(frameworks.NEW) is installed
+        with pytest.raises(RuntimeError, match="uninstall_megatron"):
+            install_megatron(frameworks.make("elsewhere"))
+        assert uninstall_megatron()
+        assert install_megatron() is not installed
+
+
+def test_a_fork_passes_its_module(anywhere: None) -> None:
+    """By name or as it is."""
+    module = frameworks.make("fork.compressor")
+    with frameworks.framework(module) as caller:
+        for given in ("fork.compressor", module):
+            with install_megatron(given):
+                assert caller.pool(**arguments(pack())) != "eager"
+
+
+def _moved(kv: Any, score: Any, ape: Any, layout: Any) -> None: ...
+
+
+def test_an_unknown_shape_is_refused_and_nothing_is_replaced() -> None:
+    """Naming the version, what it has and what was expected."""
+    module: Any = frameworks.make(function=_moved)
+    with frameworks.framework(module, version="9.9") as caller:
+        with pytest.raises(RuntimeError) as caught:
+            install_megatron()
+        for text in ("9.9", "(kv, score, ape, layout)", "total_comp, ratio, head_dim, coff"):
+            assert text in str(caught.value)
+        assert caller.maybe_compress_thd_fused is _moved
+        module.maybe_compress_thd_fused = None
+        with pytest.raises(RuntimeError, match="has no function"):
+            install_megatron()
+
+
+def test_another_gate_is_refused() -> None:
+    """It is replaced too, so its parameters must be known."""
+    module: Any = frameworks.make()
+    module.fused_compressor_available = lambda device, dtype: True
+    with frameworks.framework(module), pytest.raises(RuntimeError, match="device, dtype"):
+        install_megatron()
+
+
+def test_without_the_framework_the_error_says_what_was_looked_for() -> None:
+    """Both known places."""
+    with pytest.raises(ModuleNotFoundError, match=r"csa_utils\.fused_compressor or .*module="):
+        install_megatron()
+
+
+def test_installing_starts_no_driver() -> None:
+    """So a process may fork after it."""
+    code = """
+import pathlib
+from support import fake, frameworks
+from csa_runtime.compat import install_megatron
+with frameworks.framework(frameworks.make()):
+    install_megatron()
+    print("libcuda.so" in pathlib.Path("/proc/self/maps").read_text())
+"""
+    path = [entry for entry in sys.path if entry]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}{code}"],
+        capture_output=True, text=True, cwd="/", check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "False"
