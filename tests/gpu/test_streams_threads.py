@@ -26,6 +26,12 @@ def test_threads_racing_the_first_call_equal_serial() -> None:
     assert "threads equal serial" in finish(start(SCRIPTS / "threads.py"), seconds=120)
 
 
+@pytest.mark.L1
+def test_backward_on_the_autograd_thread_of_eight_forwards_equals_serial() -> None:
+    log = finish(start(SCRIPTS / "autograd_threads.py"), seconds=120)
+    assert "8 threads equal serial" in log
+
+
 @pytest.mark.L0
 def test_a_thread_without_a_context_may_call() -> None:
     p = harness.problem(problems.named_packing("random", 4), 4, 2, 128)

@@ -1,31 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process whose first call of the library is inside torch.cuda.graph. Arguments: mode, ratio."""
+"""A process whose first call of the library is inside torch.cuda.graph.
 
+Arguments: the capture mode, ratio, and what is captured: a name of CAPTURED, "both" if left out.
+"""
+
+import gc
 import sys
+from typing import Any
 
 import torch
 
 import csa_runtime
-from support.packs import prefixes, random_pack
+from csa_runtime.torch import compressor
+from support.packs import Pack, prefixes, random_pack
 
 COFF = 2
 # In quarters of a block.
 SEGMENTS = ([40, 7, 0, 30, 3], [5, 60, 4, 0, 11], [0, 0, 0, 0, 80], [1, 2, 3, 2, 1])
 
+Results = tuple[torch.Tensor, ...]
 
-def main(mode: str, ratio: int) -> None:
-    """Captures both directions first, then replays with other contents and compares."""
+
+def forward(pack: Pack) -> Results:
+    """The array call."""
+    return (
+        csa_runtime.compressor_forward(*pack.inputs, **pack.options, total_comp=pack.total_comp),
+    )
+
+
+def backward(pack: Pack) -> Results:
+    """The array call, which takes its own workspace."""
+    return csa_runtime.compressor_backward(*pack.inputs, pack.grad_out, **pack.options)
+
+
+def both(pack: Pack) -> Results:
+    """Forward and backward."""
+    return (*forward(pack), *backward(pack))
+
+
+def autograd(pack: Pack) -> Results:
+    """Through the differentiable operation: backward runs on torch's autograd thread."""
+    leaves = [t.detach().requires_grad_() for t in pack.inputs[:3]]
+    prefix = (pack.cu_seqlens, pack.cu_seqlens_comp)
+    out = compressor(*leaves, *prefix, **pack.options, total_comp=pack.total_comp)
+    return (out.detach(), *torch.autograd.grad(out, leaves, pack.grad_out))
+
+
+def littered(pack: Pack) -> Results:
+    """Forward and backward after results, workspaces and streams were dropped and collected."""
+    for _ in range(3):
+        cycle: list[Any] = [both(pack), torch.cuda.Stream(), torch.empty_like(pack.kv)]
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+    return both(pack)
+
+
+CAPTURED = {call.__name__: call for call in (forward, backward, both, autograd, littered)}
+
+
+def main(mode: str, ratio: int, what: str = "both") -> None:
+    """Captures first, then replays with other contents and compares with direct calls."""
+    call = CAPTURED[what]
     segments = [[quarters * ratio // 4 for quarters in lengths] for lengths in SEGMENTS]
     d = 64 if ratio <= 4 else 128
     pack = random_pack(segments[0], ratio=ratio, coff=COFF, head_dim=d, padding=2, device="cuda")
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode=mode):
-        out = csa_runtime.compressor_forward(
-            *pack.inputs, **pack.options, total_comp=pack.total_comp
-        )
-        grads = csa_runtime.compressor_backward(*pack.inputs, pack.grad_out, **pack.options)
-    results = (out, *grads)
+        results = call(pack)
     for number, lengths in enumerate(segments):
         for target, value in zip(
             (pack.cu_seqlens, pack.cu_seqlens_comp),
@@ -42,17 +85,12 @@ def main(mode: str, ratio: int) -> None:
             graph.replay()
             torch.cuda.synchronize()
             replays.append([result.clone() for result in results])
-        direct = [
-            csa_runtime.compressor_forward(
-                *pack.inputs, **pack.options, total_comp=pack.total_comp
-            ),
-            *csa_runtime.compressor_backward(*pack.inputs, pack.grad_out, **pack.options),
-        ]
+        direct = call(pack)
         for first, second, third in zip(*replays, direct, strict=True):
             for other in (second, third):
                 assert torch.equal(first.view(torch.int16), other.view(torch.int16)), lengths
-    print(f"replays equal direct calls: {mode} {ratio}")
+    print(f"replays equal direct calls: {mode} {ratio} {what}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:4])
