@@ -2,6 +2,10 @@
 """The examples compile without a warning; they run on the fake driver, or say what they lack."""
 
 import json
+import os
+import re
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ pytestmark = pytest.mark.L1
 
 NATIVE = tuple(examples.NATIVE)
 PYTHON = ("raw_pointers.py", "graph_capture.py")
+PAGE = examples.EXAMPLES.parent / "docs" / "raw_pointers.md"
 
 
 def built(source: str, folder: Path) -> list[str]:
@@ -86,3 +91,33 @@ def test_without_a_gpu_a_script_says_so(script: str, tmp_path: Path) -> None:
     done = examples.run(examples.python(script), tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1
     assert f"{script}: this example needs an NVIDIA GPU" in done.stderr
+
+
+def test_the_page_of_raw_pointers_builds_and_runs_them(tmp_path: Path) -> None:
+    for source in NATIVE:
+        if examples.compiler(source) is None or shutil.which(examples.NATIVE[source][1]) is None:
+            pytest.skip("the page's cc and c++ are not installed")
+        shutil.copy(examples.EXAMPLES / source, tmp_path)
+    (commands,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    lines = [line for line in commands.splitlines() if not line.startswith("python ")]
+    assert len(lines) == 4
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (tmp_path / "bin" / "python").chmod(0o755)
+    done = examples.run(
+        ["bash", "-euc", "\n".join(lines)],
+        tmp_path,
+        PATH=f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        LD_LIBRARY_PATH=str(fake.library("example_driver.c")),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "grad_ape" in done.stdout and "mean of out" in done.stdout
+
+
+def test_the_page_of_raw_pointers_names_every_field() -> None:
+    header = (examples.PACKAGE / "include" / "csa_runtime.h").read_text()
+    declared = header.split("typedef struct csa_args {")[1].split("} csa_args;")[0]
+    fields = re.findall(r"(\w+)(?=[,;])", re.sub(r"/\*.*?\*/", "", declared, flags=re.DOTALL))
+    text = PAGE.read_text()
+    missing = [f for f in fields if not f.endswith("_stride") and f"`{f}`" not in text]
+    assert len(fields) > 20 and not missing
