@@ -48,6 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Recorder(config.getoption("--attest-file")), "csa-recorder")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test carries a level: L0 where it names none."""
+    for item in items:
+        if not any(item.get_closest_marker(level) for level in ("L0", "L1")):
+            item.add_marker("L0")
+
+
 @functools.cache
 def gpu_count() -> int:
     """Usable NVIDIA GPUs, asked once."""

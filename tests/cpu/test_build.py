@@ -27,6 +27,7 @@ def dsl_installed() -> bool:
     return True
 
 
+pytestmark = pytest.mark.L1
 needs_dsl = pytest.mark.skipif(not dsl_installed(), reason="nvidia-cutlass-dsl is not installed")
 
 

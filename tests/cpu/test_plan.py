@@ -94,7 +94,7 @@ def test_a_schedule_serves_up_to_its_largest_problem(operation: str) -> None:
         if row["operation"] != operation or row["max_elements"] < 0:
             continue
         most = row["max_elements"] // head_dim
-        for rows in (most, most + 1):
+        for rows in (most - 1, most, most + 1):
             tokens = min(row["ratio"] * rows, 2**31 - 1)
             call = CALLS[operation](row["ratio"], row["coff"], head_dim, tokens, rows)
             agree(operation, call, row["arch"])
@@ -105,7 +105,7 @@ def test_what_finishes_goes_by_the_planes_elements() -> None:
     for row in TABLE["schedules"]:
         if row["operation"] == "finish" and row["max_elements"] >= 0:
             most = row["max_elements"] // 8
-            for head_dim in (most, most + 1):
+            for head_dim in (most - 1, most, most + 1):
                 plan = agree("backward", backward(4, 2, head_dim), row["arch"])
                 chosen.add(plan["launches"][1]["variant"])
     assert chosen == {v["name"] for v in TABLE["variants"] if v["operation"] == "finish"}
