@@ -19,6 +19,7 @@ BARE = [
     Job("driver", mode, ratio, "forward", ("--bare",)) for mode, ratio in product(MODES, RATIOS)
 ]
 AUTOGRAD = [Job("torch", mode, ratio, "autograd") for mode, ratio in product(MODES, RATIOS)]
+CLASSES = [Job("torch", mode, ratio, "classes") for mode, ratio in product(MODES, RATIOS)]
 LITTERED = [Job("torch", mode, ratio, "littered") for mode, ratio in product(MODES, RATIOS)]
 
 
@@ -31,7 +32,7 @@ def name(job: Job) -> str:
 def outcomes() -> dict[Job, list[Outcome]]:
     """All processes, several at a time: most of their time is importing and making a context."""
     found: dict[Job, list[Outcome]] = {}
-    for outcome in storm.run([*CELLS * COUNT, *BARE, *AUTOGRAD, *LITTERED]):
+    for outcome in storm.run([*CELLS * COUNT, *BARE, *AUTOGRAD, *CLASSES, *LITTERED]):
         found.setdefault(outcome.job, []).append(outcome)
     return found
 
@@ -61,8 +62,15 @@ def test_first_call_inside_a_capture_with_backward_on_the_autograd_thread(
     assert_sound(outcomes[job], 1)
 
 
+@pytest.mark.parametrize("job", CLASSES, ids=name)
+def test_drop_in_classes_may_be_loaded_inside_a_capture(
+    job: Job, outcomes: dict[Job, list[Outcome]]
+) -> None:
+    assert_sound(outcomes[job], 1)
+
+
 @pytest.mark.parametrize("job", LITTERED, ids=name)
-def test_dropped_arrays_and_collections_inside_a_capture_spoil_nothing(
+def test_dropped_arrays_and_handles_and_collections_inside_a_capture_spoil_nothing(
     job: Job, outcomes: dict[Job, list[Outcome]]
 ) -> None:
     assert_sound(outcomes[job], 1)

@@ -56,19 +56,43 @@ def through_arrays(p: Problem, placement: Placement, wrap: Callable[[torch.Tenso
     assert made.outside_untouched()
 
 
-def through_autograd(p: Problem) -> None:
-    """The differentiable operation, whose results are contiguous."""
+def through_autograd(p: Problem) -> tuple[torch.Tensor, ...]:
+    """The differentiable operation."""
     leaves = [t.detach().requires_grad_() for t in tensors(p)[:3]]
     out = compressor(
         *leaves, *tensors(p)[3:], ratio=p.ratio, coff=p.coff, total_comp=p.packing.rows
     )
-    found = torch.autograd.grad(out, leaves, p.given.grad_out)
-    direct = torch.empty_like(out)
-    grads = [torch.empty(t.shape, dtype=t.dtype, device=DEVICE) for t in leaves]
-    harness.forward(p, direct)
-    harness.backward(p, *grads)
-    for one, two in zip((out.detach(), *found), (direct, *grads), strict=True):
-        assert_same_bits(one, two)
+    return (out.detach(), *torch.autograd.grad(out, leaves, p.given.grad_out))
+
+
+def through_wrappers(p: Problem) -> tuple[torch.Tensor, ...]:
+    """The drop-in functions."""
+    window = {"ratio": p.ratio, "coff": p.coff}
+    rows = {"total_comp": p.packing.rows}
+    out = csa_runtime.csa_compressor_forward_wrapper(*tensors(p), **window, **rows)["out"]
+    grads = csa_runtime.csa_compressor_backward_wrapper(*tensors(p), p.given.grad_out, **window)
+    return (out, *grads)
+
+
+def through_classes(p: Problem) -> tuple[torch.Tensor, ...]:
+    """The drop-in classes."""
+    window = {"ratio": p.ratio, "coff": p.coff}
+    out, *grads = empty_results(p)
+    forward = csa_runtime.CSACompressorForward(*tensors(p), out, **window)
+    backward = csa_runtime.CSACompressorBackward(
+        *tensors(p), p.given.grad_out, **window, deterministic=True
+    )
+    for handle in (forward, backward):
+        handle.compile()
+    forward.execute(*tensors(p), out)
+    backward.execute(*tensors(p), p.given.grad_out, *grads)
+    return (out, *grads)
+
+
+def empty_results(p: Problem) -> list[torch.Tensor]:
+    """Contiguous memory for `out` and the gradients."""
+    out = torch.empty(p.packing.rows, p.head_dim, dtype=torch.bfloat16, device=DEVICE)
+    return [out, *(torch.empty(t.shape, dtype=t.dtype, device=DEVICE) for t in tensors(p)[:3])]
 
 
 @pytest.mark.parametrize("coff", [1, 2])
@@ -81,4 +105,9 @@ def test_every_way_in_takes_views_anywhere_in_memory(
     p = harness.problem(packing, LONG, coff, head_dim, placement=placement)
     for wrap in (lambda tensor: tensor, Interface, Exporter):
         through_arrays(p, placement, wrap)
-    through_autograd(p)
+    out, *grads = empty_results(p)
+    harness.forward(p, out)
+    harness.backward(p, *grads)
+    for way in (through_autograd, through_wrappers, through_classes):
+        for found, wanted in zip(way(p), (out, *grads), strict=True):
+            assert_same_bits(found, wanted)

@@ -46,17 +46,33 @@ def autograd(pack: Pack) -> Results:
     return (out.detach(), *torch.autograd.grad(out, leaves, pack.grad_out))
 
 
+def classes(pack: Pack) -> Results:
+    """The drop-in classes, made, loaded, used and dropped."""
+    out = pack.kv.new_empty((pack.total_comp, pack.head_dim))
+    grads = [torch.empty_like(t) for t in pack.inputs[:3]]
+    forward = csa_runtime.CSACompressorForward(*pack.inputs, out, **pack.options)
+    backward = csa_runtime.CSACompressorBackward(
+        *pack.inputs, pack.grad_out, **pack.options, deterministic=True
+    )
+    forward.compile()
+    forward.execute(*pack.inputs, out)
+    backward.compile()
+    backward.execute(*pack.inputs, pack.grad_out, *grads)
+    return (out, *grads)
+
+
 def littered(pack: Pack) -> Results:
-    """Forward and backward after results, workspaces and streams were dropped and collected."""
+    """Forward and backward after arrays, streams and handles were dropped and collected."""
     for _ in range(3):
-        cycle: list[Any] = [both(pack), torch.cuda.Stream(), torch.empty_like(pack.kv)]
+        cycle: list[Any] = [both(pack), classes(pack), torch.cuda.Stream()]
         cycle.append(cycle)
         del cycle
         gc.collect()
     return both(pack)
 
 
-CAPTURED = {call.__name__: call for call in (forward, backward, both, autograd, littered)}
+CALLS = (forward, backward, both, autograd, classes, littered)
+CAPTURED = {call.__name__: call for call in CALLS}
 
 
 def main(mode: str, ratio: int, what: str = "both") -> None:
