@@ -17,7 +17,10 @@ from cutlass import Boolean, Float32, Float64, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
+from aot.kernels import bf16
 from aot.kernels.launchable import launchable
+from aot.kernels.memory import load_word
+from aot.kernels.ptx import select
 from aot.kernels.segments import WARP, find_row
 from aot.kernels.table import Table, fold_into_plane
 from aot.kernels.window import Window, erase_missing
@@ -66,7 +69,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         column = min(wanted_column, head_dim - window.columns)
         # Threads past the last column own rows that never exist: they load, and store nothing.
         row_lane = Uint32(thread >> lanes_log2)
-        row_lane = ar.select(wanted_column < head_dim, row_lane, Uint32(1 << 31))
+        row_lane = select(wanted_column < head_dim, row_lane, Uint32(1 << 31))
         row_lanes = Uint32(threads) >> Uint32(lanes_log2)
 
         shared = table.allocate()
@@ -93,13 +96,15 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                 window.zero_first_half(grad_kv, grad_kv_stride, token, column, unpooled)
                 window.zero_first_half(grad_score, grad_score_stride, token, column, unpooled)
             previous = own & (first == 0)
-            grad_word = window.load_word(grad_out + (Int64(row) * grad_out_stride + column))
+            grad_word = load_word(
+                grad_out + (Int64(row) * grad_out_stride + column), window.columns
+            )
             kv_words = window.load(kv, kv_stride, token, first, head_dim, column)
             score_words = window.load(score, score_stride, token, first, head_dim, column)
             kv_words, score_words, _ = erase_missing(window, first, kv_words, score_words)
             scores = window.scores(score_words, table.read(shared, lane, first))
             values = window.values(kv_words)
-            grads = ar.unpack_bf16(grad_word, window.columns)
+            grads = bf16.unpack(grad_word, window.columns)
             to_kv, to_score = _differentiate_row(
                 window, scores, values, grads, first, own, previous, sums
             )
@@ -147,11 +152,11 @@ def _differentiate_row(
             for v in columns
         ]
         for k in range(window.positions):
-            to_kv[k].append(ar.round_to_bf16([of_kv[k] for of_kv, _ in pair]))
-            to_score[k].append(ar.round_to_bf16([of_score[k] for _, of_score in pair]))
+            to_kv[k].append(bf16.pack([of_kv[k] for of_kv, _ in pair]))
+            to_score[k].append(bf16.pack([of_score[k] for _, of_score in pair]))
             exists = previous if window.previous(k) else own
             for v, (_, of_score) in zip(columns, pair, strict=True):
-                sums[k, v] = ar.select(exists, sums[k, v] + of_score[k], sums[k, v])
+                sums[k, v] = select(exists, sums[k, v] + of_score[k], sums[k, v])
     return to_kv, to_score
 
 
@@ -169,7 +174,7 @@ def _differentiate(probabilities: list, values: list, grad: Float32) -> tuple[li
 
 def _softmax(window: Window, scores: list[Float32], first: Int32) -> list[Float32]:
     """R's probabilities of one column."""
-    exponents, _ = ar.below_maximum(scores)
+    exponents = ar.below_maximum(scores)
     weights = [ar.exp(x) for x in exponents]
     total = weights[0]
     for e in weights[1:]:
@@ -177,7 +182,7 @@ def _softmax(window: Window, scores: list[Float32], first: Int32) -> list[Float3
     own = window.positions - window.ratio
     least = ar.least(exponents[own:])
     if own > 0:
-        previous = ar.select(first != 0, Float32(0.0), ar.least(exponents[:own]))
+        previous = select(first != 0, Float32(0.0), ar.least(exponents[:own]))
         least = arch.fmin(least, previous)
     return _quotients(weights, total, least)
 

@@ -16,10 +16,12 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
+from aot.kernels import bf16
 from aot.kernels.bias import Bias
 from aot.kernels.chunk import Chunk
 from aot.kernels.exchange import Exchange
 from aot.kernels.launchable import launchable
+from aot.kernels.memory import load_word_once, store_f32
 from aot.kernels.row_table import RowTable, look_up_rows
 from aot.kernels.segments import WARP
 from aot.kernels.softmax_row import softmax_row
@@ -102,9 +104,11 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             row, groups, rows,
         )  # fmt: skip
         real_rows = Uint32(max(min(real, rows), 0))
-        grad_word = ar.WORD[chunk.columns](0)
+        grad_word = bf16.WORD[chunk.columns](0)
         if row < real_rows:
-            grad_word = chunk.word(grad_out + (Int64(row) * grad_out_stride + column))
+            grad_word = load_word_once(
+                grad_out + (Int64(row) * grad_out_stride + column), chunk.columns
+            )
         for ahead in cutlass.range_constexpr(DEPTH - 1):
             if row + Uint32(ahead) * step < real_rows:
                 token, first, _ = row_table.entry(starts, Int32(ahead))
@@ -135,9 +139,11 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                     later_token, later_first, warp, lane, staged_column,
                 )  # fmt: skip
             arch.cp_async_commit_group()
-            grads = ar.unpack_bf16(grad_word, chunk.columns)
+            grads = bf16.unpack(grad_word, chunk.columns)
             if row + step < real_rows:
-                grad_word = chunk.word(grad_out + (Int64(row + step) * grad_out_stride + column))
+                grad_word = load_word_once(
+                    grad_out + (Int64(row + step) * grad_out_stride + column), chunk.columns
+                )
             arch.cp_async_wait_group(DEPTH - 1)
             arch.sync_warp()
 
@@ -171,7 +177,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             base = plane + (chunk.ape_row(warp) * width + packed_column)
             for k in cutlass.range_constexpr(chunk.positions):
                 row_sums = [sums[k, v] for v in range(chunk.columns)]
-                ar.store_f32(base + k * width, row_sums)
+                store_f32(base + k * width, row_sums)
 
     return launchable(backward, variant)
 
@@ -225,8 +231,8 @@ def _store_gradients(
             sums[k, v] = sums[k, v] + ds
             of_kv.append(ar.mul_rn(grads[v], p))
             of_score.append(ds)
-        arch.store(to_kv + k * grad_kv_stride, ar.round_to_bf16(of_kv))
-        arch.store(to_score + k * grad_score_stride, ar.round_to_bf16(of_score))
+        arch.store(to_kv + k * grad_kv_stride, bf16.pack(of_kv))
+        arch.store(to_score + k * grad_score_stride, bf16.pack(of_score))
 
 
 def _store_zeros(
@@ -242,5 +248,5 @@ def _store_zeros(
     to_kv = grad_kv + (Int64(start) * grad_kv_stride + column)
     to_score = grad_score + (Int64(start) * grad_score_stride + column)
     for k in range(chunk.positions):
-        arch.store(to_kv + k * grad_kv_stride, ar.WORD[chunk.columns](0))
-        arch.store(to_score + k * grad_score_stride, ar.WORD[chunk.columns](0))
+        arch.store(to_kv + k * grad_kv_stride, bf16.WORD[chunk.columns](0))
+        arch.store(to_score + k * grad_score_stride, bf16.WORD[chunk.columns](0))

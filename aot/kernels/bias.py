@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from aot.kernels import arithmetic as ar
 from aot.kernels.chunk import Chunk
+from aot.kernels.memory import load_f32, store_f32
 from aot.kernels.segments import WARP
 
 
@@ -41,7 +41,7 @@ class Bias:
         """Reads a thread's part from memory, once."""
         if self.held:
             for k, row in enumerate(self.chunk.load_whole_ape(ape, head_dim, warp, column)):
-                ar.store_f32(self._at(base, warp, lane, k), row)
+                store_f32(self._at(base, warp, lane, k), row)
 
     def read(
         self,
@@ -56,7 +56,7 @@ class Bias:
         if not self.held:
             return self.chunk.load_whole_ape(ape, head_dim, warp, column)
         return [
-            ar.load_f32(self._at(base, warp, lane, k), self.chunk.columns)
+            load_f32(self._at(base, warp, lane, k), self.chunk.columns)
             for k in range(self.chunk.positions)
         ]
 

@@ -7,14 +7,13 @@ offset, and in a segment's first block the warps of the previous half have nothi
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
-from cutlass.cute import arch
 
-from aot.kernels import arithmetic as ar
+from aot.kernels.memory import load_f32, load_word_once
+from aot.kernels.ptx import select
 
 
 @dataclass(frozen=True)
@@ -72,23 +71,16 @@ class Chunk:
         """The column of the packed width that a warp reads."""
         if self.coff == 1:
             return column
-        return column + ar.select(self.in_own_half(warp), head_dim, Int32(0))
+        return column + select(self.in_own_half(warp), head_dim, Int32(0))
 
     def load(
         self, tensor: cute.Pointer, stride: Int64, start: Int32, begin: int, column: Int32
     ) -> list:
         """Words of the batch of positions that starts at `begin`."""
         base = tensor + (Int64(start) * stride + column)
-        return [self.word(base + (begin + k) * stride) for k in range(self.batch)]
-
-    def word(self, address: cute.Pointer) -> Any:
-        """`columns` elements that are read once."""
-        # Relaxed loads stay where they stand; see Window.load_word. They are read once, so they
-        # leave the first-level cache to the APE.
-        return arch.load(
-            address, ar.WORD[self.columns], sem="relaxed", scope="cta",
-            level1_eviction_priority="evict_no_allocate",
-        )  # fmt: skip
+        return [
+            load_word_once(base + (begin + k) * stride, self.columns) for k in range(self.batch)
+        ]
 
     def load_ape(
         self, ape: cute.Pointer, head_dim: Int32, warp: Int32, begin: int, column: Int32
@@ -125,6 +117,6 @@ def _fill_ape(
         first = chunk.ape_row(warp) + begin
         base = ape + (first * width + column)
         for k in cutlass.range_constexpr(chunk.batch):
-            values = ar.load_f32(base + k * width, chunk.columns)
+            values = load_f32(base + k * width, chunk.columns)
             for v in cutlass.range_constexpr(chunk.columns):
                 table[k, v] = values[v]

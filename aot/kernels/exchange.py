@@ -12,6 +12,7 @@ from cutlass import Float32, Int32
 
 from aot.kernels import arithmetic as ar
 from aot.kernels.chunk import Chunk
+from aot.kernels.memory import load_f32, store_f32
 from aot.kernels.segments import WARP
 
 
@@ -35,19 +36,19 @@ class Exchange:
         self, base: cute.Pointer, warp: Int32, lane: Int32, maxima: list[Float32]
     ) -> None:
         """Publishes a thread's maximum of each of its columns."""
-        ar.store_f32(base + self._column(warp, lane), maxima)
+        store_f32(base + self._column(warp, lane), maxima)
 
     def maxima(self, base: cute.Pointer, lane: Int32) -> list[Float32]:
         """The maximum over all warps, of each of a thread's columns."""
         parts = [
-            ar.load_f32(base + self._column(Int32(w), lane), self.chunk.columns)
+            load_f32(base + self._column(Int32(w), lane), self.chunk.columns)
             for w in range(self.chunk.warps)
         ]
         return [ar.largest(list(column)) for column in zip(*parts, strict=True)]
 
     def write_sums(self, base: cute.Pointer, warp: Int32, lane: Int32, sums: list[Float32]) -> None:
         """Publishes a thread's two sums of each of its columns."""
-        ar.store_f32(base + (self.entries + 2 * self._column(warp, lane)), sums)
+        store_f32(base + (self.entries + 2 * self._column(warp, lane)), sums)
 
     def sums(self, base: cute.Pointer, lane: Int32) -> list[Float32]:
         """The sums over all warps, in ascending order, of each of a thread's columns."""
@@ -55,7 +56,7 @@ class Exchange:
         totals = [Float32(0.0)] * count
         for w in range(self.chunk.warps):
             at = base + (self.entries + 2 * self._column(Int32(w), lane))
-            part = ar.load_f32(at, count)
+            part = load_f32(at, count)
             totals = [total + x for total, x in zip(totals, part, strict=True)]
         return totals
 

@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint16
 from cutlass.cute import arch
 
-from aot.kernels import arithmetic as ar
+from aot.kernels.memory import store_f32
 from aot.kernels.segments import WARP, find_for_warp, gallop
 
 WIDE = 8  # elements of a 16-bit type that one store writes where the rows allow it
@@ -69,8 +69,8 @@ def _zero(
     while column < columns:
         if cutlass.const_expr(width == WIDE):
             zeros = [Float32(0.0)] * (WIDE // 2)
-            ar.store_f32(to_kv + column, zeros)
-            ar.store_f32(to_score + column, zeros)
+            store_f32(to_kv + column, zeros)
+            store_f32(to_score + column, zeros)
         else:
             arch.store(to_kv + column, Uint16(0))
             arch.store(to_score + column, Uint16(0))

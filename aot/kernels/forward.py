@@ -13,7 +13,9 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
+from aot.kernels import bf16
 from aot.kernels.launchable import launchable
+from aot.kernels.ptx import select
 from aot.kernels.segments import WARP, find_row
 from aot.kernels.window import Window, erase_missing
 from aot.variants import Variant
@@ -64,20 +66,20 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             cu_seqlens, cu_seqlens_comp, segments, tokens, row, warp_row, lanes_log2, window.ratio
         )
         padding = row >= real_rows  # pools the first tokens, as a first block
-        token = ar.select(padding, Int32(0), token)
-        first = ar.select(padding, Int32(1), first)
+        token = select(padding, Int32(0), token)
+        first = select(padding, Int32(1), first)
 
         kv_words = window.load(kv, kv_stride, token, first, head_dim, column)
         score_words = window.load(score, score_stride, token, first, head_dim, column)
         kv_words, score_words, bias = erase_missing(window, first, kv_words, score_words, bias)
         scores = window.scores(score_words, bias)
         values = window.values(kv_words)
-        largest = ar.largest_magnitudes(kv_words, window.columns)
+        largest = bf16.largest_magnitudes(kv_words, window.columns)
         by_column = [list(column) for column in zip(*scores, strict=True)]
         pooled = _pool(by_column, [list(column) for column in zip(*values, strict=True)], largest)
-        words = [ar.round_to_bf16(pooled[v : v + 2]) for v in range(0, window.columns, 2)]
+        word = bf16.pack(pooled)
         if active:
-            arch.store(out + (Int64(row) * out_stride + column), ar.join(words))
+            arch.store(out + (Int64(row) * out_stride + column), word)
 
     return launchable(forward, variant)
 
@@ -96,7 +98,7 @@ def _pool(scores: list, values: list, largest: list) -> list:
     the largest value.
     """
     columns = range(len(scores))
-    shifted = [ar.below_maximum(scores[v])[0] for v in columns]
+    shifted = [ar.below_maximum(scores[v]) for v in columns]
     sums = [_sums([ar.exp_approx(x) for x in shifted[v]], values[v]) for v in columns]
     sizes = [_magnitude(pooled) for pooled, _ in sums]
     finite = [size < Float32(float("inf")) for size in sizes]
@@ -115,7 +117,7 @@ def _pool(scores: list, values: list, largest: list) -> list:
             for v in cutlass.range_constexpr(len(scores)):
                 weights = [ar.exp_over(x, log2_positions) for x in shifted[v]]
                 pooled, total = _sums(weights, values[v])
-                results[v] = ar.select(settled[v], results[v], pooled * ar.rcp_approx(total))
+                results[v] = select(settled[v], results[v], pooled * ar.rcp_approx(total))
     return [results[v] for v in range(len(scores))]
 
 

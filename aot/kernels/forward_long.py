@@ -14,8 +14,10 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
+from aot.kernels import bf16
 from aot.kernels.chunk import Chunk
 from aot.kernels.launchable import launchable
+from aot.kernels.ptx import select
 from aot.kernels.segments import WARP, find_row
 from aot.variants import Variant
 
@@ -52,8 +54,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             cu_seqlens, cu_seqlens_comp, segments, tokens, row, row, Int32(5), chunk.ratio
         )
         padding = row >= real_rows  # pools the first tokens, as a first block
-        token = ar.select(padding, Int32(0), token)
-        first = ar.select(padding, Int32(1), first)
+        token = select(padding, Int32(0), token)
+        first = select(padding, Int32(1), first)
 
         highest = cute.make_rmem_tensor((chunk.columns,), Float32)
         total = cute.make_rmem_tensor((chunk.columns,), Float32)
@@ -82,7 +84,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             column = column_tile * tile + thread
             if column < head_dim:
                 result = _merge(chunk, base + thread, tile, variant.threads * chunk.columns)
-                arch.store(out + (Int64(row) * out_stride + column), ar.round_to_bf16([result]))
+                arch.store(out + (Int64(row) * out_stride + column), bf16.pack([result]))
 
     return launchable(forward, variant)
 
@@ -101,9 +103,9 @@ def _accumulate(
 
     Values are divided by the window's length, so that no sum exceeds the largest of them.
     """
-    wide_scores = [ar.unpack_bf16(word, chunk.columns) for word in scores]
+    wide_scores = [bf16.unpack(word, chunk.columns) for word in scores]
     wide_values = [
-        ar.unpack_bf16(ar.scale_bf16(word, chunk.columns, -chunk.log2_window), chunk.columns)
+        bf16.unpack(bf16.scale(word, chunk.columns, -chunk.log2_window), chunk.columns)
         for word in values
     ]
     for v in range(chunk.columns):

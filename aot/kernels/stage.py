@@ -11,8 +11,10 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute import arch
 
-from aot.kernels import arithmetic as ar
+from aot.kernels import bf16
 from aot.kernels.chunk import Chunk
+from aot.kernels.memory import copy_async_16, load_word_once
+from aot.kernels.ptx import select
 from aot.kernels.segments import WARP
 
 PIECE = 8  # bf16 of one asynchronous copy: 16 bytes
@@ -43,9 +45,9 @@ class Stage:
         """The first column that a lane copies; past the last one it repeats the last piece."""
         if self.asynchronous:
             column = tile_column + (lane % (self.tile // PIECE)) * PIECE
-            return ar.select(column < head_dim, column, head_dim - PIECE)
+            return select(column < head_dim, column, head_dim - PIECE)
         column = tile_column + lane * self.chunk.columns
-        return ar.select(column < head_dim, column, head_dim - self.chunk.columns)
+        return select(column < head_dim, column, head_dim - self.chunk.columns)
 
     def copy(
         self,
@@ -63,7 +65,10 @@ class Stage:
         if not self.asynchronous:
             source = tensor + (Int64(start) * stride + column)
             target = self._at(base, slot, which, warp, Int32(0)) + lane * self.chunk.columns
-            words = [self.chunk.word(source + k * stride) for k in range(self.chunk.positions)]
+            words = [
+                load_word_once(source + k * stride, self.chunk.columns)
+                for k in range(self.chunk.positions)
+            ]
             for k, word in enumerate(words):
                 arch.store(target + k * self.tile, word, ss="cta")
             return
@@ -73,7 +78,7 @@ class Stage:
         source = tensor + (Int64(start + position) * stride + column)
         target = self._at(base, slot, which, warp, position) + (lane % pieces) * PIECE
         for k in range(0, self.chunk.positions, together):
-            ar.copy_async_16(target + k * self.tile, source + k * stride)
+            copy_async_16(target + k * self.tile, source + k * stride)
 
     def read(
         self, base: cute.Pointer, slot: Int32, which: int, warp: Int32, lane: Int32
@@ -82,7 +87,7 @@ class Stage:
         columns = self.chunk.columns
         first = self._at(base, slot, which, warp, Int32(0)) + lane * columns
         return [
-            ar.unpack_bf16(arch.load(first + k * self.tile, ar.WORD[columns], ss="cta"), columns)
+            bf16.unpack(arch.load(first + k * self.tile, bf16.WORD[columns], ss="cta"), columns)
             for k in range(self.chunk.positions)
         ]
 

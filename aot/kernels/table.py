@@ -12,7 +12,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute import arch
 
-from aot.kernels import arithmetic as ar
+from aot.kernels.memory import load_f32, store_f32
+from aot.kernels.ptx import select
 from aot.kernels.window import Window
 
 
@@ -35,11 +36,11 @@ class Table:
     def write(self, base: cute.Pointer, thread: Int32, values: list[list[Float32]]) -> None:
         """Sets a thread's entries, [position][column]."""
         for k, row in enumerate(values):
-            ar.store_f32(self._at(base, thread + k * self.threads), row)
+            store_f32(self._at(base, thread + k * self.threads), row)
 
     def write_zeros(self, base: cute.Pointer) -> None:
         """Sets the entry that `read` takes where no position exists."""
-        ar.store_f32(self._at(base, Int32(self.entries)), [Float32(0.0)] * self.window.columns)
+        store_f32(self._at(base, Int32(self.entries)), [Float32(0.0)] * self.window.columns)
 
     def read(self, base: cute.Pointer, thread: Int32, first: Int32) -> list[list[Float32]]:
         """A thread's entries, [position][column]; a first block's previous half reads zeros."""
@@ -47,8 +48,8 @@ class Table:
         for k in range(self.window.positions):
             index = thread + k * self.threads
             if self.window.previous(k):
-                index = ar.select(first != 0, Int32(self.entries), index)
-            rows.append(ar.load_f32(self._at(base, index), self.window.columns))
+                index = select(first != 0, Int32(self.entries), index)
+            rows.append(load_f32(self._at(base, index), self.window.columns))
         return rows
 
     def _at(self, base: cute.Pointer, index: Int32) -> cute.Pointer:

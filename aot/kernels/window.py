@@ -9,14 +9,15 @@ before the loads, no extra traffic.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute import arch
 
-from aot.kernels import arithmetic as ar
+from aot.kernels import bf16
+from aot.kernels.memory import load_f32, load_word
+from aot.kernels.ptx import select
 
 
 @dataclass(frozen=True)
@@ -56,21 +57,13 @@ class Window:
         previous = own
         if cutlass.const_expr(self.coff == 2):
             back = self.ratio * stride + head_dim
-            previous = own - ar.select(first != 0, Int64(0), back)
+            previous = own - select(first != 0, Int64(0), back)
         words = []
         for position in range(self.positions):
             base = previous if self.previous(position) else own
             address = base + (position % self.ratio) * stride
-            words.append(self.load_word(address))
+            words.append(load_word(address, self.columns))
         return words
-
-    def load_word(self, address: cute.Pointer) -> Any:
-        """One word of `columns` elements.
-
-        Relaxed, because the assembler sinks plain loads towards their uses and then waits for each
-        of them; these it leaves where they stand, all in flight together.
-        """
-        return arch.load(address, ar.WORD[self.columns], sem="relaxed", scope="cta")
 
     def store(
         self,
@@ -85,7 +78,7 @@ class Window:
     ) -> None:
         """Writes words[position] where the position's half exists for this thread."""
         base = tensor + (Int64(token) * stride + self.column(self.positions - 1, head_dim, column))
-        joined = [ar.join(parts) for parts in words]
+        joined = [bf16.join(parts) for parts in words]
         _store_rows(own, base, stride, joined[-self.ratio :])
         if cutlass.const_expr(self.coff == 2):
             earlier = base - (self.ratio * stride + head_dim)
@@ -96,7 +89,7 @@ class Window:
     ) -> None:
         """Writes zeros to a block's own tokens in the columns that the next block pools."""
         base = tensor + (Int64(token) * stride + column)
-        _store_rows(wanted, base, stride, [ar.WORD[self.columns](0)] * self.ratio)
+        _store_rows(wanted, base, stride, [bf16.WORD[self.columns](0)] * self.ratio)
 
     def load_ape(self, ape: cute.Pointer, head_dim: Int32, column: Int32) -> list:
         """The window's APE, [position][column] fp32; zeros without an APE."""
@@ -114,13 +107,13 @@ class Window:
         bias: the window's APE, [position][column].
         """
         return [
-            [score + b for score, b in zip(ar.unpack_bf16(word, self.columns), row, strict=True)]
+            [score + b for score, b in zip(bf16.unpack(word, self.columns), row, strict=True)]
             for word, row in zip(words, bias, strict=True)
         ]
 
     def values(self, words: list) -> list[list[Float32]]:
         """The kv, [position][column]."""
-        return [ar.unpack_bf16(word, self.columns) for word in words]
+        return [bf16.unpack(word, self.columns) for word in words]
 
 
 @cute.jit
@@ -133,7 +126,7 @@ def _fill_ape(
         width = Int64(head_dim) * window.coff
         for position in cutlass.range_constexpr(window.positions):
             row = ape + (position % window.ratio) * width
-            values = ar.load_f32(row + window.column(position, head_dim, column), window.columns)
+            values = load_f32(row + window.column(position, head_dim, column), window.columns)
             for v in cutlass.range_constexpr(window.columns):
                 table[position, v] = values[v]
 
@@ -155,8 +148,8 @@ def erase_missing(
     if window.coff == 1:
         return kv_words, score_words, bias
     half, columns = window.ratio, window.columns
-    word = ar.WORD[columns]
-    lowest = word(ar.NEGATIVE_INFINITY_BF16X4 >> (64 - 16 * columns))
+    word = bf16.WORD[columns]
+    lowest = bf16.negative_infinity(columns)
     flat = [] if bias is None else [b for row in bias[:half] for b in row]
     groups = _replace(
         first,

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accesses to several adjacent elements at once."""
+
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm
+from cutlass.cute import arch
+from cutlass.cutlass_dsl import T, dsl_user_op
+
+from aot.kernels.bf16 import WORD
+
+
+def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
+    """`columns` adjacent bf16 of global memory as one word.
+
+    Relaxed, because the assembler sinks plain loads towards their uses and then waits for each of
+    them; these it leaves where they stand, all in flight together.
+    """
+    return arch.load(address, WORD[columns], sem="relaxed", scope="cta", **hints)
+
+
+def load_word_once(address: cute.Pointer, columns: int) -> Any:
+    """`load_word` of what nobody reads again: it takes no place in the first-level cache."""
+    return load_word(address, columns, level1_eviction_priority="evict_no_allocate")
+
+
+@dsl_user_op
+def load_f32(
+    pointer: cute.Pointer, count: int, *, loc: Any = None, ip: Any = None
+) -> list[Float32]:
+    """`count` adjacent fp32 in one access."""
+    if count == 1:
+        return [arch.load(pointer, Float32)]
+    vector = arch.load(pointer, ir.VectorType.get([count], T.f32()))
+    return [
+        Float32(llvm.extractelement(vector, Int32(i).ir_value(loc=loc, ip=ip), loc=loc, ip=ip))
+        for i in range(count)
+    ]
+
+
+@dsl_user_op
+def store_f32(
+    pointer: cute.Pointer, values: list[Float32], *, loc: Any = None, ip: Any = None
+) -> None:
+    """Adjacent fp32 in one access."""
+    if len(values) == 1:
+        arch.store(pointer, values[0])
+        return
+    vector = llvm.mlir_undef(ir.VectorType.get([len(values)], T.f32()), loc=loc, ip=ip)
+    for i, value in enumerate(values):
+        index = Int32(i).ir_value(loc=loc, ip=ip)
+        vector = llvm.insertelement(vector, value.ir_value(), index, loc=loc, ip=ip)
+    arch.store(pointer, vector)
+
+
+def copy_async_16(target: cute.Pointer, source: cute.Pointer) -> None:
+    """Starts copying 16 bytes, both ends aligned, from global to shared memory."""
+    arch.inline_ptx(
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[target, source]
+    )
