@@ -8,11 +8,12 @@ import sys
 from types import ModuleType
 from typing import Any, Protocol
 
-from csa_runtime import diagnostics
+from csa_runtime import _native, diagnostics
 from csa_runtime.errors import UnsupportedArch
 
 _logger = logging.getLogger(__name__)
 _ELEMENT = 2  # bytes; the alignment that all tensors have
+_COLUMNS = 128  # a head_dim that stands for any
 # Why this device does not serve this window, by (ordinal, ratio, coff, head_dim); None: it does.
 _answers: dict[tuple[int, int, int, int], str | None] = {}
 
@@ -36,7 +37,10 @@ class Dispatch:
         self._compressor = adapter.compressor
         # Of older versions: an environment variable, read at each call.
         self._switch = getattr(module, "_dispatch_enabled", None)
-        self._refusal = torch.compiler.assume_constant_result(_refusal)
+        self._constant_refusal = torch.compiler.assume_constant_result(_refusal)
+        variants = _native.bundle_info()["variants"]
+        windows = {(one["ratio"], one["coff"]) for one in variants if one["ratio"]}
+        self._windows = tuple(sorted(windows))
 
     def compress(
         self,
@@ -95,7 +99,7 @@ class Dispatch:
             return False
         index = None if device is None else device.index
         ordinal = torch.cuda.current_device() if index is None else index
-        return self._refusal(ordinal, 4, 2, 128) is None
+        return _refusal(ordinal, *self._windows[0], _COLUMNS) is None
 
     def _why_not(
         self, kv: Any, score: Any, ape: Any, total_comp: int, ratio: int, head_dim: int, coff: int
@@ -112,13 +116,20 @@ class Dispatch:
             return "ape is not fp32"
         if total_comp <= 0 or kv.shape[0] < ratio:
             return "no rows, or fewer tokens than a row pools"
-        return self._device_refuses(kv, ratio, coff, head_dim)
-
-    def _device_refuses(self, kv: Any, ratio: int, coff: int, head_dim: int) -> str | None:
-        if kv.device.type != "cuda":
+        ordinal = _ordinal(kv)
+        if ordinal is None:
             return "kv is not on a GPU"
-        refusal: str | None = self._refusal(kv.device.index, ratio, coff, head_dim)
-        return refusal
+        return self._device_refuses(ordinal, ratio, coff, head_dim)
+
+    def _device_refuses(self, ordinal: int, ratio: int, coff: int, head_dim: int) -> str | None:
+        if not self._torch.compiler.is_compiling():
+            return _refusal(ordinal, ratio, coff, head_dim)
+        # In a trace the numbers may be symbols; these are not, and the answer is a constant.
+        for known in self._windows:
+            if ratio == known[0] and coff == known[1]:
+                refusal: str | None = self._constant_refusal(ordinal, *known, _COLUMNS)
+                return refusal
+        return "no image for this ratio and coff"
 
     def _count(self, why: str | None) -> None:
         """Count a call; the first of each reason is also logged."""
@@ -128,6 +139,11 @@ class Dispatch:
         if why not in self._counts.declined:
             _logger.warning("a call is left to the framework's eager compressor: %s", why)
         self._counts.declined[why] += 1
+
+
+def _ordinal(tensor: Any) -> int | None:
+    """Of the tensor's GPU, if it is on one."""
+    return tensor.device.index if tensor.device.type == "cuda" else None
 
 
 def _rows(tensor: Any) -> Any:

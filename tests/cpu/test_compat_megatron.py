@@ -2,6 +2,7 @@
 """The training framework's dispatch replaced, on a stub of it, and put back."""
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from csa_runtime import megatron_dispatch
 from csa_runtime.compat import install_megatron, uninstall_megatron
 from csa_runtime.megatron_dispatch import Dispatch
 from csa_runtime.torch import compressor
@@ -30,6 +32,7 @@ def clean() -> Iterator[None]:
 @pytest.fixture
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve CPU tensors too: the reference stands for the kernels."""
+    monkeypatch.setattr(megatron_dispatch, "_ordinal", lambda _: 0)
     monkeypatch.setattr(Dispatch, "_device_refuses", lambda *_: None)
 
 
@@ -105,6 +108,27 @@ def test_a_compiled_caller_is_served_in_one_graph(anywhere: None) -> None:
         for _ in range(3):
             assert torch.equal(compiled(**arguments(p))[:, 0], direct(p))
         assert counter.frame_count == 1 and installed.served == 0
+
+
+def test_a_device_is_asked_while_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver says is a constant of the graph; a refusal leaves the call to be traced."""
+    asked: list[tuple[Any, ...]] = []
+
+    def refusal(*key: Any) -> str | None:
+        asked.append(key)
+        return None if os.getpid() and key[1] == RATIO else "no image"
+
+    monkeypatch.setattr(megatron_dispatch, "_refusal", refusal)
+    monkeypatch.setattr(megatron_dispatch, "_ordinal", lambda _: 0)
+    p = pack()
+    with frameworks.framework(frameworks.make()) as caller, install_megatron():
+        compiled = torch.compile(caller.pool, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(**arguments(p))[:, 0], direct(p))
+        assert asked == [(0, RATIO, COFF, 128)]
+        for ratio in (2, 3):
+            other = random_pack([9], ratio=ratio, coff=COFF, head_dim=D)
+            assert compiled(**arguments(other)) == "eager"
+        assert {key[1] for key in asked} == {RATIO, 2}
 
 
 def test_int64_prefixes_and_strided_rows_are_served(anywhere: None) -> None:
@@ -272,6 +296,7 @@ def test_installing_starts_no_driver() -> None:
     code = """
 import pathlib
 from support import fake, frameworks
+from csa_runtime import megatron_dispatch
 from csa_runtime.compat import install_megatron
 with frameworks.framework(frameworks.make()):
     install_megatron()
