@@ -18,11 +18,11 @@ from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
+from aot.kernels.ape_table import Table, fold_into_plane
 from aot.kernels.launchable import launchable
-from aot.kernels.memory import load_word
+from aot.kernels.memory import Matrix, load_word
 from aot.kernels.ptx import select
-from aot.kernels.segments import WARP, find_row
-from aot.kernels.table import Table, fold_into_plane
+from aot.kernels.segments import WARP, Pack, find_row
 from aot.kernels.window import Window, erase_missing
 from aot.variants import Variant
 
@@ -72,6 +72,11 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         row_lane = select(wanted_column < head_dim, row_lane, Uint32(1 << 31))
         row_lanes = Uint32(threads) >> Uint32(lanes_log2)
 
+        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
+        kv, score = Matrix(kv, kv_stride), Matrix(score, score_stride)
+        grad_out = Matrix(grad_out, grad_out_stride)
+        grad_kv = Matrix(grad_kv, grad_kv_stride)
+        grad_score = Matrix(grad_score, grad_score_stride)
         shared = table.allocate()
         if thread == lane:
             table.write(shared, lane, window.load_ape(ape, head_dim, column))
@@ -80,27 +85,22 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         arch.sync_threads()
         sums = cute.make_rmem_tensor((window.positions, window.columns), Float32)
         sums.fill(0.0)
-        real_rows = Uint32(max(min(arch.load(cu_seqlens_comp + segments, Int32), rows), 0))
+        real_rows = Uint32(max(min(pack.real_rows(), rows), 0))
         tile_row = Uint32(group) * row_lanes
         while tile_row < real_rows:
             row = Int32(min(tile_row + row_lane, real_rows - 1))
             warp_row = Int32(min(tile_row + Uint32((thread & -WARP) >> lanes_log2), real_rows - 1))
-            token, first, last = find_row(
-                cu_seqlens, cu_seqlens_comp, segments, tokens,
-                row, warp_row, lanes_log2, window.ratio,
-            )  # fmt: skip
+            token, first, last = find_row(pack, row, warp_row, lanes_log2, window.ratio)
             own = tile_row + row_lane < real_rows
             if cutlass.const_expr(window.coff == 2):
                 # No next block pools the first half of a last block's columns.
                 unpooled = own & ((last != 0) | (Uint32(row + 1) >= real_rows))
-                window.zero_first_half(grad_kv, grad_kv_stride, token, column, unpooled)
-                window.zero_first_half(grad_score, grad_score_stride, token, column, unpooled)
+                window.zero_first_half(grad_kv, token, column, unpooled)
+                window.zero_first_half(grad_score, token, column, unpooled)
             previous = own & (first == 0)
-            grad_word = load_word(
-                grad_out + (Int64(row) * grad_out_stride + column), window.columns
-            )
-            kv_words = window.load(kv, kv_stride, token, first, head_dim, column)
-            score_words = window.load(score, score_stride, token, first, head_dim, column)
+            grad_word = load_word(grad_out.at(row, column), window.columns)
+            kv_words = window.load(kv, token, first, head_dim, column)
+            score_words = window.load(score, token, first, head_dim, column)
             kv_words, score_words, _ = erase_missing(window, first, kv_words, score_words)
             scores = window.scores(score_words, table.read(shared, lane, first))
             values = window.values(kv_words)
@@ -108,10 +108,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             to_kv, to_score = _differentiate_row(
                 window, scores, values, grads, first, own, previous, sums
             )
-            window.store(grad_kv, grad_kv_stride, token, head_dim, column, own, previous, to_kv)
-            window.store(
-                grad_score, grad_score_stride, token, head_dim, column, own, previous, to_score
-            )
+            window.store(grad_kv, token, head_dim, column, own, previous, to_kv)
+            window.store(grad_score, token, head_dim, column, own, previous, to_score)
             tile_row = tile_row + Uint32(groups) * row_lanes
         if workspace.toint() != 0:
             arch.sync_threads()

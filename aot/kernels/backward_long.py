@@ -17,15 +17,15 @@ from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
-from aot.kernels.bias import Bias
-from aot.kernels.chunk import Chunk
-from aot.kernels.exchange import Exchange
+from aot.kernels.ape_tile import Bias
 from aot.kernels.launchable import launchable
-from aot.kernels.memory import load_word_once, store_f32
+from aot.kernels.memory import Matrix, load_word_once, store_f32
+from aot.kernels.row_buffer import DEPTH, PIECE, Stage
 from aot.kernels.row_table import RowTable, look_up_rows
-from aot.kernels.segments import WARP
+from aot.kernels.segments import WARP, Pack
 from aot.kernels.softmax_row import softmax_row
-from aot.kernels.stage import DEPTH, PIECE, Stage
+from aot.kernels.warp_exchange import Exchange
+from aot.kernels.window_long import Chunk
 from aot.variants import Variant
 
 
@@ -96,24 +96,24 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         starts = cute.recast_ptr(table + bias.floats, dtype=Int32)
         shared = table + (bias.floats + row_table.words)
 
-        real = arch.load(cu_seqlens_comp + segments, Int32)
+        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
+        kv, score = Matrix(kv, kv_stride), Matrix(score, score_stride)
+        grad_out = Matrix(grad_out, grad_out_stride)
+        grad_kv = Matrix(grad_kv, grad_kv_stride)
+        grad_score = Matrix(grad_score, grad_score_stride)
+        real = pack.real_rows()
         row = Uint32(group)
         step = Uint32(groups)
-        look_up_rows(
-            row_table, starts, Int32(0), cu_seqlens, cu_seqlens_comp, segments, tokens,
-            row, groups, rows,
-        )  # fmt: skip
+        look_up_rows(row_table, starts, Int32(0), pack, row, groups, rows)
         real_rows = Uint32(max(min(real, rows), 0))
         grad_word = bf16.WORD[chunk.columns](0)
         if row < real_rows:
-            grad_word = load_word_once(
-                grad_out + (Int64(row) * grad_out_stride + column), chunk.columns
-            )
+            grad_word = load_word_once(grad_out.at(row, column), chunk.columns)
         for ahead in cutlass.range_constexpr(DEPTH - 1):
             if row + Uint32(ahead) * step < real_rows:
                 token, first, _ = row_table.entry(starts, Int32(ahead))
                 _copy_row(
-                    chunk, stage, shared, Int32(ahead), kv, score, kv_stride, score_stride,
+                    chunk, stage, shared, Int32(ahead), kv, score,
                     token, first, warp, lane, staged_column,
                 )  # fmt: skip
             arch.cp_async_commit_group()
@@ -129,21 +129,16 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             later_row = row + Uint32(DEPTH - 1) * step
             if later_row < real_rows:
                 if later % variant.threads == 0:
-                    look_up_rows(
-                        row_table, starts, later, cu_seqlens, cu_seqlens_comp, segments, tokens,
-                        later_row, groups, rows,
-                    )  # fmt: skip
+                    look_up_rows(row_table, starts, later, pack, later_row, groups, rows)
                 later_token, later_first, _ = row_table.entry(starts, later)
                 _copy_row(
-                    chunk, stage, shared, later % DEPTH, kv, score, kv_stride, score_stride,
+                    chunk, stage, shared, later % DEPTH, kv, score,
                     later_token, later_first, warp, lane, staged_column,
                 )  # fmt: skip
             arch.cp_async_commit_group()
             grads = bf16.unpack(grad_word, chunk.columns)
             if row + step < real_rows:
-                grad_word = load_word_once(
-                    grad_out + (Int64(row + step) * grad_out_stride + column), chunk.columns
-                )
+                grad_word = load_word_once(grad_out.at(row + step, column), chunk.columns)
             arch.cp_async_wait_group(DEPTH - 1)
             arch.sync_warp()
 
@@ -156,7 +151,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             )  # fmt: skip
             if exists & active:
                 _store_gradients(
-                    chunk, grad_kv, grad_score, grad_kv_stride, grad_score_stride,
+                    chunk, grad_kv, grad_score,
                     chunk.first_token(token, warp), packed_column, grads, weights, values,
                     scales, dots, sums,
                 )  # fmt: skip
@@ -165,7 +160,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                 unpooled = (last != 0) | (row + 1 >= real_rows)
                 if unpooled & active & chunk.in_own_half(warp):
                     _store_zeros(
-                        chunk, grad_kv, grad_score, grad_kv_stride, grad_score_stride,
+                        chunk, grad_kv, grad_score,
                         chunk.first_token(token, warp), column,
                     )  # fmt: skip
             arch.sync_warp()  # the next copies overwrite what every lane has read by now
@@ -188,10 +183,8 @@ def _copy_row(
     stage: cutlass.Constexpr,
     shared: cute.Pointer,
     slot: Int32,
-    kv: cute.Pointer,
-    score: cute.Pointer,
-    kv_stride: Int64,
-    score_stride: Int64,
+    kv: Matrix,
+    score: Matrix,
     token: Int32,
     first: Int32,
     warp: Int32,
@@ -200,16 +193,14 @@ def _copy_row(
 ) -> None:
     if chunk.exists(warp, first):
         start = chunk.first_token(token, warp)
-        stage.copy(shared, slot, 0, kv, kv_stride, start, warp, lane, column)
-        stage.copy(shared, slot, 1, score, score_stride, start, warp, lane, column)
+        stage.copy(shared, slot, 0, kv, start, warp, lane, column)
+        stage.copy(shared, slot, 1, score, start, warp, lane, column)
 
 
 def _store_gradients(
     chunk: Chunk,
-    grad_kv: cute.Pointer,
-    grad_score: cute.Pointer,
-    grad_kv_stride: Int64,
-    grad_score_stride: Int64,
+    grad_kv: Matrix,
+    grad_score: Matrix,
     start: Int32,
     column: Int32,
     grads: list,
@@ -220,8 +211,8 @@ def _store_gradients(
     sums: cute.Tensor,
 ) -> None:
     """Writes a thread's gradients and adds those of the scores, unrounded, to `sums`."""
-    to_kv = grad_kv + (Int64(start) * grad_kv_stride + column)
-    to_score = grad_score + (Int64(start) * grad_score_stride + column)
+    to_kv = grad_kv.at(start, column)
+    to_score = grad_score.at(start, column)
     for k in range(chunk.positions):
         of_kv, of_score = [], []
         for v in range(chunk.columns):
@@ -231,22 +222,20 @@ def _store_gradients(
             sums[k, v] = sums[k, v] + ds
             of_kv.append(ar.mul_rn(grads[v], p))
             of_score.append(ds)
-        arch.store(to_kv + k * grad_kv_stride, bf16.pack(of_kv))
-        arch.store(to_score + k * grad_score_stride, bf16.pack(of_score))
+        arch.store(to_kv + k * grad_kv.stride, bf16.pack(of_kv))
+        arch.store(to_score + k * grad_score.stride, bf16.pack(of_score))
 
 
 def _store_zeros(
     chunk: Chunk,
-    grad_kv: cute.Pointer,
-    grad_score: cute.Pointer,
-    grad_kv_stride: Int64,
-    grad_score_stride: Int64,
+    grad_kv: Matrix,
+    grad_score: Matrix,
     start: Int32,
     column: Int32,
 ) -> None:
     """Writes zeros at a warp's tokens in the columns that the next block pools."""
-    to_kv = grad_kv + (Int64(start) * grad_kv_stride + column)
-    to_score = grad_score + (Int64(start) * grad_score_stride + column)
+    to_kv = grad_kv.at(start, column)
+    to_score = grad_score.at(start, column)
     for k in range(chunk.positions):
-        arch.store(to_kv + k * grad_kv_stride, bf16.WORD[chunk.columns](0))
-        arch.store(to_score + k * grad_score_stride, bf16.WORD[chunk.columns](0))
+        arch.store(to_kv + k * grad_kv.stride, bf16.WORD[chunk.columns](0))
+        arch.store(to_score + k * grad_score.stride, bf16.WORD[chunk.columns](0))

@@ -13,8 +13,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute import arch
 
-from aot.kernels.fill import zero_unconsumed
 from aot.kernels.launchable import launchable
+from aot.kernels.memory import Matrix
+from aot.kernels.segments import Pack
+from aot.kernels.zeros import zero_unpooled
 from aot.variants import Variant
 
 IN_FLIGHT = 8  # planes a thread loads before it adds the first
@@ -49,11 +51,13 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         thread, _, _ = arch.thread_idx()
         block, _, _ = arch.block_idx()
         if block < fill_ctas:
-            zero_unconsumed(
-                variant.threads, block, fill_ctas, cu_seqlens, cu_seqlens_comp,
-                grad_kv, grad_score, grad_kv_stride, grad_score_stride,
-                tokens, segments, rows, head_dim * coff, ratio,
-            )  # fmt: skip
+            pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
+            to_kv = Matrix(grad_kv, grad_kv_stride)
+            to_score = Matrix(grad_score, grad_score_stride)
+            width = head_dim * coff
+            zero_unpooled(
+                variant.threads, block, fill_ctas, pack, to_kv, to_score, rows, width, ratio
+            )
         else:
             column, lane = thread % columns, thread // columns
             element = Int64(block - fill_ctas) * columns + column

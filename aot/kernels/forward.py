@@ -15,8 +15,9 @@ from cutlass.cute import arch
 from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
 from aot.kernels.launchable import launchable
+from aot.kernels.memory import Matrix
 from aot.kernels.ptx import select
-from aot.kernels.segments import WARP, find_row
+from aot.kernels.segments import WARP, Pack, find_row_or_padding
 from aot.kernels.window import Window, erase_missing
 from aot.variants import Variant
 
@@ -61,16 +62,10 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         column = min(wanted_column, head_dim - window.columns)
 
         bias = window.load_ape(ape, head_dim, column)
-        real_rows = arch.load(cu_seqlens_comp + segments, Int32)
-        token, first, _ = find_row(
-            cu_seqlens, cu_seqlens_comp, segments, tokens, row, warp_row, lanes_log2, window.ratio
-        )
-        padding = row >= real_rows  # pools the first tokens, as a first block
-        token = select(padding, Int32(0), token)
-        first = select(padding, Int32(1), first)
-
-        kv_words = window.load(kv, kv_stride, token, first, head_dim, column)
-        score_words = window.load(score, score_stride, token, first, head_dim, column)
+        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
+        token, first = find_row_or_padding(pack, row, warp_row, lanes_log2, window.ratio)
+        kv_words = window.load(Matrix(kv, kv_stride), token, first, head_dim, column)
+        score_words = window.load(Matrix(score, score_stride), token, first, head_dim, column)
         kv_words, score_words, bias = erase_missing(window, first, kv_words, score_words, bias)
         scores = window.scores(score_words, bias)
         values = window.values(kv_words)
@@ -79,7 +74,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         pooled = _pool(by_column, [list(column) for column in zip(*values, strict=True)], largest)
         word = bf16.pack(pooled)
         if active:
-            arch.store(out + (Int64(row) * out_stride + column), word)
+            arch.store(Matrix(out, out_stride).at(row, column), word)
 
     return launchable(forward, variant)
 

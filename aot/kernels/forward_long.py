@@ -15,10 +15,10 @@ from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
-from aot.kernels.chunk import Chunk
 from aot.kernels.launchable import launchable
-from aot.kernels.ptx import select
-from aot.kernels.segments import WARP, find_row
+from aot.kernels.memory import Matrix
+from aot.kernels.segments import WARP, Pack, find_row_or_padding
+from aot.kernels.window_long import Chunk
 from aot.variants import Variant
 
 
@@ -49,13 +49,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         lane, warp = thread % WARP, thread // WARP
         column = min((column_tile * WARP + lane) * chunk.columns, head_dim - chunk.columns)
 
-        real_rows = arch.load(cu_seqlens_comp + segments, Int32)
-        token, first, _ = find_row(
-            cu_seqlens, cu_seqlens_comp, segments, tokens, row, row, Int32(5), chunk.ratio
-        )
-        padding = row >= real_rows  # pools the first tokens, as a first block
-        token = select(padding, Int32(0), token)
-        first = select(padding, Int32(1), first)
+        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
+        token, first = find_row_or_padding(pack, row, row, Int32(5), chunk.ratio)
 
         highest = cute.make_rmem_tensor((chunk.columns,), Float32)
         total = cute.make_rmem_tensor((chunk.columns,), Float32)
@@ -67,8 +62,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             start = chunk.first_token(token, warp)
             offset = chunk.column(head_dim, column, warp)
             for begin in cutlass.range_constexpr(0, chunk.positions, chunk.batch):
-                scores = chunk.load(score, score_stride, start, begin, offset)
-                values = chunk.load(kv, kv_stride, start, begin, offset)
+                scores = chunk.load(Matrix(score, score_stride), start, begin, offset)
+                values = chunk.load(Matrix(kv, kv_stride), start, begin, offset)
                 bias = chunk.load_ape(ape, head_dim, warp, begin, offset)
                 _accumulate(chunk, begin == 0, scores, values, bias, highest, total, pooled)
 
@@ -84,7 +79,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             column = column_tile * tile + thread
             if column < head_dim:
                 result = _merge(chunk, base + thread, tile, variant.threads * chunk.columns)
-                arch.store(out + (Int64(row) * out_stride + column), bf16.pack([result]))
+                arch.store(Matrix(out, out_stride).at(row, column), bf16.pack([result]))
 
     return launchable(forward, variant)
 

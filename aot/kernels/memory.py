@@ -1,16 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accesses to several adjacent elements at once."""
+"""Tensors in global memory, and accesses to several adjacent elements at once."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cute import arch
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from aot.kernels.bf16 import WORD
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A tensor of bf16 whose rows are contiguous and `stride` elements apart."""
+
+    base: cute.Pointer
+    stride: Int64
+
+    def at(self, row: Int32, column: Int32) -> cute.Pointer:
+        """The address of an element."""
+        return self.base + (Int64(row) * self.stride + column)
 
 
 def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 from cutlass.cute import arch
 
-from aot.kernels.segments import WARP, find_row
+from aot.kernels.segments import WARP, Pack, find_row
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,7 @@ def look_up_rows(
     table: cutlass.Constexpr,
     base: cute.Pointer,
     index: Int32,
-    cu_seqlens: cute.Pointer,
-    cu_seqlens_comp: cute.Pointer,
-    segments: Int32,
-    tokens: Int32,
+    pack: Pack,
     row: Uint32,
     groups: Int32,
     rows: Int32,
@@ -59,10 +56,7 @@ def look_up_rows(
     end = Uint32(rows - 1)
     mine = min(row + Uint32(thread) * Uint32(groups), end)
     warp_row = min(row + Uint32(thread & -WARP) * Uint32(groups), end)
-    token, first, last = find_row(
-        cu_seqlens, cu_seqlens_comp, segments, tokens,
-        Int32(mine), Int32(warp_row), Int32(0), table.ratio,
-    )  # fmt: skip
+    token, first, last = find_row(pack, Int32(mine), Int32(warp_row), Int32(0), table.ratio)
     at = base + ((index + thread) % (2 * table.threads)) * 2
     arch.store(at, token, ss="cta")
     arch.store(at + 1, first + 2 * last, ss="cta")

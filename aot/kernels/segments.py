@@ -5,12 +5,30 @@ Every search returns the largest s in [0, segments) with prefixes[s] <= value, o
 none, whatever the prefixes hold: malformed ones give a wrong s, never one out of range.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 from cutlass.cute import arch
 
+from aot.kernels.ptx import select
+
 WARP = 32
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack of `tokens` tokens: where its segments' tokens and rows begin, and end."""
+
+    cu_seqlens: cute.Pointer
+    cu_seqlens_comp: cute.Pointer
+    segments: Int32
+    tokens: Int32
+
+    def real_rows(self) -> Int32:
+        """The number of rows that belong to a segment; any after them are padding."""
+        return arch.load(self.cu_seqlens_comp + self.segments, Int32)
 
 
 @cute.jit
@@ -61,10 +79,7 @@ def gallop(prefixes: cute.Pointer, segments: Int32, start: Int32, value: Int32) 
 
 @cute.jit
 def find_row(
-    cu_seqlens: cute.Pointer,
-    cu_seqlens_comp: cute.Pointer,
-    segments: Int32,
-    tokens: Int32,
+    pack: Pack,
     row: Int32,
     warp_row: Int32,
     lanes_log2: Int32,
@@ -79,14 +94,27 @@ def find_row(
     token = Int32(0)
     first = Int32(1)
     last = Int32(1)
-    if segments > 0:
-        segment = find_for_warp(cu_seqlens_comp, segments, warp_row)
+    if pack.segments > 0:
+        segment = find_for_warp(pack.cu_seqlens_comp, pack.segments, warp_row)
         if lanes_log2 < 5:
-            segment = gallop(cu_seqlens_comp, segments, segment, row)
-        index = row - arch.load(cu_seqlens_comp + segment, Int32)
-        end = arch.load(cu_seqlens_comp + (segment + 1), Int32)
-        token = arch.load(cu_seqlens + segment, Int32) + index * ratio
-        token = max(min(token, tokens - ratio), 0)
+            segment = gallop(pack.cu_seqlens_comp, pack.segments, segment, row)
+        index = row - arch.load(pack.cu_seqlens_comp + segment, Int32)
+        end = arch.load(pack.cu_seqlens_comp + (segment + 1), Int32)
+        token = arch.load(pack.cu_seqlens + segment, Int32) + index * ratio
+        token = max(min(token, pack.tokens - ratio), 0)
         first = Int32((index <= 0) | (token < ratio))
         last = Int32(row + 1 >= end)
     return token, first, last
+
+
+def find_row_or_padding(
+    pack: Pack, row: Int32, warp_row: Int32, lanes_log2: Int32, ratio: int
+) -> tuple[Int32, Int32]:
+    """`find_row` for forward, which computes padding too: the pack's start, as a first block.
+
+    Returns the first token, and whether the block is its segment's first.
+    """
+    real_rows = pack.real_rows()
+    token, first, _ = find_row(pack, row, warp_row, lanes_log2, ratio)
+    padding = row >= real_rows
+    return select(padding, Int32(0), token), select(padding, Int32(1), first)

@@ -16,7 +16,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute import arch
 
 from aot.kernels import bf16
-from aot.kernels.memory import load_f32, load_word
+from aot.kernels.memory import Matrix, load_f32, load_word
 from aot.kernels.ptx import select
 
 
@@ -45,30 +45,28 @@ class Window:
 
     def load(
         self,
-        tensor: cute.Pointer,
-        stride: Int64,
+        tensor: Matrix,
         token: Int32,
         first: Int32,
         head_dim: Int32,
         column: Int32,
     ) -> list:
         """One word of `columns` elements per position; the first block's previous half is junk."""
-        own = tensor + (Int64(token) * stride + self.column(self.positions - 1, head_dim, column))
+        own = tensor.at(token, self.column(self.positions - 1, head_dim, column))
         previous = own
         if cutlass.const_expr(self.coff == 2):
-            back = self.ratio * stride + head_dim
+            back = self.ratio * tensor.stride + head_dim
             previous = own - select(first != 0, Int64(0), back)
         words = []
         for position in range(self.positions):
             base = previous if self.previous(position) else own
-            address = base + (position % self.ratio) * stride
+            address = base + (position % self.ratio) * tensor.stride
             words.append(load_word(address, self.columns))
         return words
 
     def store(
         self,
-        tensor: cute.Pointer,
-        stride: Int64,
+        tensor: Matrix,
         token: Int32,
         head_dim: Int32,
         column: Int32,
@@ -77,19 +75,21 @@ class Window:
         words: list,
     ) -> None:
         """Writes words[position] where the position's half exists for this thread."""
-        base = tensor + (Int64(token) * stride + self.column(self.positions - 1, head_dim, column))
+        base = tensor.at(token, self.column(self.positions - 1, head_dim, column))
         joined = [bf16.join(parts) for parts in words]
-        _store_rows(own, base, stride, joined[-self.ratio :])
+        _store_rows(own, base, tensor.stride, joined[-self.ratio :])
         if cutlass.const_expr(self.coff == 2):
-            earlier = base - (self.ratio * stride + head_dim)
-            _store_rows(previous, earlier, stride, joined[: self.ratio])
+            earlier = base - (self.ratio * tensor.stride + head_dim)
+            _store_rows(previous, earlier, tensor.stride, joined[: self.ratio])
 
-    def zero_first_half(
-        self, tensor: cute.Pointer, stride: Int64, token: Int32, column: Int32, wanted: Boolean
-    ) -> None:
+    def zero_first_half(self, tensor: Matrix, token: Int32, column: Int32, wanted: Boolean) -> None:
         """Writes zeros to a block's own tokens in the columns that the next block pools."""
-        base = tensor + (Int64(token) * stride + column)
-        _store_rows(wanted, base, stride, [bf16.WORD[self.columns](0)] * self.ratio)
+        _store_rows(
+            wanted,
+            tensor.at(token, column),
+            tensor.stride,
+            [bf16.WORD[self.columns](0)] * self.ratio,
+        )
 
     def load_ape(self, ape: cute.Pointer, head_dim: Int32, column: Int32) -> list:
         """The window's APE, [position][column] fp32; zeros without an APE."""

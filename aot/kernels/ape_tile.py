@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from aot.kernels.chunk import Chunk
 from aot.kernels.memory import load_f32, store_f32
 from aot.kernels.segments import WARP
+from aot.kernels.window_long import Chunk
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from aot.kernels import arithmetic as ar
-from aot.kernels.chunk import Chunk
 from aot.kernels.memory import load_f32, store_f32
 from aot.kernels.segments import WARP
+from aot.kernels.window_long import Chunk
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
-from aot.kernels.memory import load_f32, load_word_once
+from aot.kernels.memory import Matrix, load_f32, load_word_once
 from aot.kernels.ptx import select
 
 
@@ -73,13 +73,12 @@ class Chunk:
             return column
         return column + select(self.in_own_half(warp), head_dim, Int32(0))
 
-    def load(
-        self, tensor: cute.Pointer, stride: Int64, start: Int32, begin: int, column: Int32
-    ) -> list:
+    def load(self, tensor: Matrix, start: Int32, begin: int, column: Int32) -> list:
         """Words of the batch of positions that starts at `begin`."""
-        base = tensor + (Int64(start) * stride + column)
+        base = tensor.at(start, column)
         return [
-            load_word_once(base + (begin + k) * stride, self.columns) for k in range(self.batch)
+            load_word_once(base + (begin + k) * tensor.stride, self.columns)
+            for k in range(self.batch)
         ]
 
     def load_ape(

@@ -11,25 +11,20 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint16
 from cutlass.cute import arch
 
-from aot.kernels.memory import store_f32
-from aot.kernels.segments import WARP, find_for_warp, gallop
+from aot.kernels.memory import Matrix, store_f32
+from aot.kernels.segments import WARP, Pack, find_for_warp, gallop
 
 WIDE = 8  # elements of a 16-bit type that one store writes where the rows allow it
 
 
 @cute.jit
-def zero_unconsumed(
+def zero_unpooled(
     threads: cutlass.Constexpr,
     block: Int32,
     blocks: Int32,
-    cu_seqlens: cute.Pointer,
-    cu_seqlens_comp: cute.Pointer,
-    grad_kv: cute.Pointer,
-    grad_score: cute.Pointer,
-    grad_kv_stride: Int64,
-    grad_score_stride: Int64,
-    tokens: Int32,
-    segments: Int32,
+    pack: Pack,
+    grad_kv: Matrix,
+    grad_score: Matrix,
     rows: Int32,
     width: Int32,
     ratio: Int32,
@@ -37,19 +32,17 @@ def zero_unconsumed(
     """Block `block` of `blocks` does its share of all tokens, `width` columns each."""
     thread, _, _ = arch.thread_idx()
     lane = arch.lane_idx()
-    wide = _all_multiples_of_wide(
-        grad_kv, grad_score, grad_kv_stride | grad_score_stride | Int64(width)
-    )
+    wide = _all_multiples_of_wide(grad_kv, grad_score, width)
     base = Int64(block) * threads + (thread & -WARP)
-    while base < tokens:
-        token = Int32(min(base + lane, Int64(tokens) - 1))
-        consumed = _consumed(cu_seqlens, cu_seqlens_comp, segments, rows, ratio, Int32(base), token)
-        pending = arch.vote_ballot_sync((base + lane < tokens) & ~consumed)
+    while base < pack.tokens:
+        token = Int32(min(base + lane, Int64(pack.tokens) - 1))
+        pooled = _is_pooled(pack, rows, ratio, Int32(base), token)
+        pending = arch.vote_ballot_sync((base + lane < pack.tokens) & ~pooled)
         while pending != 0:
             row = base + arch.popc((pending & -pending) - 1)
             pending = pending & (pending - 1)
-            to_kv = grad_kv + row * grad_kv_stride
-            to_score = grad_score + row * grad_score_stride
+            to_kv = grad_kv.base + row * grad_kv.stride
+            to_score = grad_score.base + row * grad_score.stride
             if wide:
                 _zero(to_kv, to_score, width, lane, WIDE)
             else:
@@ -77,30 +70,27 @@ def _zero(
         column = column + WARP * width
 
 
-def _all_multiples_of_wide(
-    grad_kv: cute.Pointer, grad_score: cute.Pointer, elements: Int64
-) -> Boolean:
-    addresses = grad_kv.toint() | grad_score.toint()
+def _all_multiples_of_wide(grad_kv: Matrix, grad_score: Matrix, width: Int32) -> Boolean:
+    elements = grad_kv.stride | grad_score.stride | Int64(width)
+    addresses = grad_kv.base.toint() | grad_score.base.toint()
     return ((addresses & (2 * WIDE - 1)) == 0) & ((elements & (WIDE - 1)) == 0)
 
 
 @cute.jit
-def _consumed(
-    cu_seqlens: cute.Pointer,
-    cu_seqlens_comp: cute.Pointer,
-    segments: Int32,
+def _is_pooled(
+    pack: Pack,
     rows: Int32,
     ratio: Int32,
     warp_token: Int32,
     token: Int32,
 ) -> Boolean:
     """Whether a token lies in the block of a computed row."""
-    consumed = Boolean(False)
-    if segments > 0:
-        segment = find_for_warp(cu_seqlens, segments, warp_token)
-        segment = gallop(cu_seqlens, segments, segment, token)
-        index = token - arch.load(cu_seqlens + segment, Int32)
-        first_row = arch.load(cu_seqlens_comp + segment, Int32)
-        last_row = min(arch.load(cu_seqlens_comp + (segment + 1), Int32), rows)
-        consumed = (index >= 0) & (index // ratio < last_row - first_row)
-    return consumed
+    pooled = Boolean(False)
+    if pack.segments > 0:
+        segment = find_for_warp(pack.cu_seqlens, pack.segments, warp_token)
+        segment = gallop(pack.cu_seqlens, pack.segments, segment, token)
+        index = token - arch.load(pack.cu_seqlens + segment, Int32)
+        first_row = arch.load(pack.cu_seqlens_comp + segment, Int32)
+        last_row = min(arch.load(pack.cu_seqlens_comp + (segment + 1), Int32), rows)
+        pooled = (index >= 0) & (index // ratio < last_row - first_row)
+    return pooled

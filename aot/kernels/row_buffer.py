@@ -8,14 +8,14 @@ reads the positions it owns and no others.
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass import BFloat16, Float32, Int32
 from cutlass.cute import arch
 
 from aot.kernels import bf16
-from aot.kernels.chunk import Chunk
-from aot.kernels.memory import copy_async_16, load_word_once
+from aot.kernels.memory import Matrix, copy_async_16, load_word_once
 from aot.kernels.ptx import select
 from aot.kernels.segments import WARP
+from aot.kernels.window_long import Chunk
 
 PIECE = 8  # bf16 of one asynchronous copy: 16 bytes
 DEPTH = 2  # rows: the one in work and the next one
@@ -54,8 +54,7 @@ class Stage:
         base: cute.Pointer,
         slot: Int32,
         which: int,
-        tensor: cute.Pointer,
-        stride: Int64,
+        tensor: Matrix,
         start: Int32,
         warp: Int32,
         lane: Int32,
@@ -63,10 +62,10 @@ class Stage:
     ) -> None:
         """Starts a warp's copies of one tensor; `column` is the lane's own."""
         if not self.asynchronous:
-            source = tensor + (Int64(start) * stride + column)
+            source = tensor.at(start, column)
             target = self._at(base, slot, which, warp, Int32(0)) + lane * self.chunk.columns
             words = [
-                load_word_once(source + k * stride, self.chunk.columns)
+                load_word_once(source + k * tensor.stride, self.chunk.columns)
                 for k in range(self.chunk.positions)
             ]
             for k, word in enumerate(words):
@@ -75,10 +74,10 @@ class Stage:
         pieces = self.tile // PIECE
         together = WARP // pieces  # positions that one instruction of the warp copies
         position = lane // pieces
-        source = tensor + (Int64(start + position) * stride + column)
+        source = tensor.at(start + position, column)
         target = self._at(base, slot, which, warp, position) + (lane % pieces) * PIECE
         for k in range(0, self.chunk.positions, together):
-            copy_async_16(target + k * self.tile, source + k * stride)
+            copy_async_16(target + k * self.tile, source + k * tensor.stride)
 
     def read(
         self, base: cute.Pointer, slot: Int32, which: int, warp: Int32, lane: Int32
