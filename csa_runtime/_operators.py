@@ -33,27 +33,40 @@ _forward_ad: Any = torch.autograd.forward_ad
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
-def forward(*arguments: Any) -> Tensor:
+def forward(
+    kv: Tensor,
+    score: Tensor,
+    ape: Tensor | None,
+    cu_seqlens: Tensor,
+    cu_seqlens_comp: Tensor,
+    ratio: int,
+    coff: int,
+    total_comp: int,
+) -> Tensor:
     """`compressor_forward`, by its schema."""
-    ratio, coff, total_comp = arguments[5:]
-    refuse_tangents(arguments[:5])
-    result: Tensor = ops.compressor_forward(
-        *arguments[:5], ratio=ratio, coff=coff, total_comp=total_comp
-    )
+    tensors = (kv, score, ape, cu_seqlens, cu_seqlens_comp)
+    refuse_tangents(tensors)
+    result: Tensor = ops.compressor_forward(*tensors, ratio=ratio, coff=coff, total_comp=total_comp)
     return result
 
 
-def backward(*arguments: Any) -> Triple:
+def backward(
+    kv: Tensor,
+    score: Tensor,
+    ape: Tensor | None,
+    cu_seqlens: Tensor,
+    cu_seqlens_comp: Tensor,
+    grad_out: Tensor,
+    ratio: int,
+    coff: int,
+    need_ape: bool,
+) -> Triple:
     """`compressor_backward`, by its schema."""
-    kv: Tensor = arguments[0]
-    grad_out, ratio, coff, need_ape = arguments[5:]
-    refuse_tangents(arguments[:6])
-    grads = None
-    if not need_ape:
-        grads = (kv.new_empty(kv.shape), kv.new_empty(kv.shape), None)
-    arrays = (*arguments[:5], _readable(grad_out))
+    tensors = (kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out)
+    refuse_tangents(tensors)
+    grads = None if need_ape else (kv.new_empty(kv.shape), kv.new_empty(kv.shape), None)
     grad_kv, grad_score, grad_ape = ops.compressor_backward(
-        *arrays, ratio=ratio, coff=coff, grads=grads
+        *tensors[:5], _readable(grad_out), ratio=ratio, coff=coff, grads=grads
     )
     return grad_kv, grad_score, _nothing(kv) if grad_ape is None else grad_ape
 

@@ -8,6 +8,7 @@ because its exporter orders the streams; the interface only names one.
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from typing import Any, NamedTuple
@@ -105,10 +106,13 @@ def describe(name: str, array: Any, stream: int | None = 0) -> Array:
 
 
 def _from_torch(name: str, tensor: Any) -> Array:
-    device, dtype = tensor.device, tensor.dtype
-    place, kind = _TORCH_DEVICES.get(device), _TORCH_DTYPES.get(dtype)
-    if place is None or kind is None:
-        place, kind = _learn_torch(name, device, dtype)
+    # Written for speed: it runs for each array of each call.
+    try:
+        device, ordinal = _TORCH_DEVICES[tensor.device]
+        dtype = _TORCH_DTYPES[tensor.dtype]
+    except KeyError:
+        _learn_torch(name, tensor)
+        return _from_torch(name, tensor)
     try:
         pointer = tensor.data_ptr()
     except RuntimeError as error:
@@ -121,19 +125,22 @@ def _from_torch(name: str, tensor: Any) -> Array:
             f"{name} is a view of another tensor's negative, whose memory holds the opposite "
             "values; a tensor in memory of its own is allowed: pass its .resolve_neg()"
         )
-    fields = (name, pointer, tuple(tensor.shape), tensor.stride(), kind, *place)
-    # The generated constructor costs twice as much, and this runs for each array of each call.
-    array: Array = _new(Array, (*fields, "torch", True, None, tensor))
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    # The generated constructor costs twice as much.
+    array: Array = _new(
+        Array,
+        (name, pointer, shape, strides, dtype, device, ordinal, "torch", True, None, tensor),
+    )
     return array
 
 
-def _learn_torch(name: str, device: Any, dtype: Any) -> tuple[tuple[str, int], str]:
-    """Remember a device's and a dtype's plain forms."""
+def _learn_torch(name: str, tensor: Any) -> None:
+    """Remember the plain forms of a tensor's device and dtype."""
+    device = tensor.device
     if device.type not in ("cpu", "cuda"):
         raise _bad_device(name, str(device))
     _TORCH_DEVICES[device] = (device.type, device.index if device.type == "cuda" else -1)
-    _TORCH_DTYPES[dtype] = str(dtype).partition(".")[2]
-    return _TORCH_DEVICES[device], _TORCH_DTYPES[dtype]
+    _TORCH_DTYPES[tensor.dtype] = str(tensor.dtype).partition(".")[2]
 
 
 def _from_dlpack(name: str, array: Any, stream: int | None) -> Array:
@@ -182,6 +189,8 @@ def _from_interface(name: str, array: Any, interface: Any, device: str) -> Array
         strides = None if strides is None else tuple(map(operator.index, strides))
         mask, stream, fields = (interface.get(key) for key in ("mask", "stream", "descr"))
         stream = None if stream is None else operator.index(stream)
+        if strides is not None and len(strides) != len(shape):
+            raise ValueError(f"{len(shape)} extents, {len(strides)} strides")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{name} has an array interface that cannot be read ({error!r}); a dict with shape, "
@@ -256,6 +265,7 @@ def _bad_device(name: str, given: str) -> ValueError:
     return ValueError(f"{name} is on {given}; a CUDA device, or the CPU for all arrays, is allowed")
 
 
+@functools.lru_cache
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides in elements."""
     strides, step = [], 1

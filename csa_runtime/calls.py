@@ -133,31 +133,30 @@ def row_stride(array: Array) -> int:
 
 def fields(call: Call, rows: int, others: tuple[Array | None, ...] = ()) -> dict[str, Any]:
     """The launcher's keywords common to both directions; `others` are not among the inputs."""
+    _, stream, _, kv, score, ape, starts, sums, ratio, coff, head_dim = call
     return {
-        "device": _device(call, others),
-        "ratio": call.ratio,
-        "coff": call.coff,
-        "dtype": checks.DTYPE_CODES[call.kv.dtype],
-        "tokens": call.kv.shape[0],
-        "segments": call.cu_seqlens.shape[0] - 1,
+        "device": kv.ordinal if kv.ordinal >= 0 else _device((*call.read, *others)),
+        "ratio": ratio,
+        "coff": coff,
+        "dtype": checks.DTYPE_CODES[kv.dtype],
+        "tokens": kv.shape[0],
+        "segments": starts.shape[0] - 1,
         "rows": rows,
-        "head_dim": call.head_dim,
-        "kv": call.kv.pointer,
-        "score": call.score.pointer,
-        "ape": None if call.ape is None else call.ape.pointer,
-        "cu_seqlens": call.cu_seqlens.pointer,
-        "cu_seqlens_comp": call.cu_seqlens_comp.pointer,
-        "kv_stride": row_stride(call.kv),
-        "score_stride": row_stride(call.score),
-        "stream": call.stream,
+        "head_dim": head_dim,
+        "kv": kv.pointer,
+        "score": score.pointer,
+        "ape": None if ape is None else ape.pointer,
+        "cu_seqlens": starts.pointer,
+        "cu_seqlens_comp": sums.pointer,
+        "kv_stride": row_stride(kv),
+        "score_stride": row_stride(score),
+        "stream": stream,
     }
 
 
-def _device(call: Call, others: tuple[Array | None, ...]) -> int:
-    """Ordinal of the device that all arrays are on."""
-    if call.kv.ordinal >= 0:
-        return call.kv.ordinal
-    named = {array.ordinal for array in (*call.read, *others) if array is not None} - {-1}
+def _device(arrays: tuple[Array | None, ...]) -> int:
+    """Ordinal of the device that all arrays are on, where kv names none."""
+    named = {array.ordinal for array in arrays if array is not None} - {-1}
     if len(named) > 1:
         raise ValueError(
             f"the arrays are on devices {sorted(named)}; all arrays on one device are allowed"

@@ -11,7 +11,7 @@ import operator
 import sys
 from typing import Any
 
-from csa_runtime.arrays import ITEMSIZE, Array
+from csa_runtime.arrays import ITEMSIZE, Array, contiguous_strides
 
 DTYPE_CODES = {"bfloat16": 1, "float16": 2, "float32": 3}
 _LIMIT = 1 << 31
@@ -103,14 +103,15 @@ def matrix(array: Array, shape: tuple[int, ...], dtype: str, like: str) -> None:
             f"{array.name} is {array.dtype} {array.shape}; {dtype} {shape} is allowed, as {like} "
             "asks: convert or reshape it"
         )
-    if shape[1] > 1 and array.strides[1] != 1 and shape[0] > 0:
+    (rows, columns), (pitch, step) = shape, array.strides
+    if step != 1 and columns > 1 and rows > 0:
         raise ValueError(
             f"{array.name} has strides {array.strides}; the last dimension must be contiguous "
             "(stride 1): copy it into a contiguous array"
         )
-    if shape[0] > 1 and array.strides[0] < 0:
+    if pitch < 0 and rows > 1:
         raise ValueError(
-            f"{array.name} has row stride {array.strides[0]}; 0 or more is allowed: copy it into a "
+            f"{array.name} has row stride {pitch}; 0 or more is allowed: copy it into a "
             "contiguous array"
         )
     aligned(array)
@@ -129,7 +130,7 @@ def exactly(array: Array, shape: tuple[int, ...], dtype: str, advice: str) -> No
 
 def aligned(array: Array) -> None:
     """Check that the base address is a multiple of the element."""
-    if array.pointer % ITEMSIZE.get(array.dtype, 1):
+    if array.pointer % ITEMSIZE[array.dtype]:
         raise ValueError(
             f"{array.name} begins at address {array.pointer:#x}; a multiple of its element's "
             f"{ITEMSIZE[array.dtype]} bytes is allowed: copy it into an array of its own"
@@ -137,30 +138,20 @@ def aligned(array: Array) -> None:
 
 
 def contiguous(array: Array) -> bool:
-    """Row-major without gaps; extents of 1 may have any stride."""
-    shape, strides = array.shape, array.strides
-    if len(shape) == 1:  # without the loop: this runs several times in each call
-        return strides[0] == 1 or shape[0] <= 1
-    if len(shape) == 2:
-        rows, columns = shape
-        inner = strides[1] == 1 or columns == 1
-        return (inner and (strides[0] == columns or rows == 1)) or 0 in shape
-    step = 1
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent == 0:
-            return True
-        if extent != 1 and stride != step:
-            return False
-        step *= extent
-    return True
+    """Row-major without gaps; extents of 1 may have any stride, and so all without elements."""
+    shape, strides, wanted = array.shape, array.strides, contiguous_strides(array.shape)
+    if strides == wanted or 0 in shape:
+        return True
+    return all(n == 1 or s == w for n, s, w in zip(shape, strides, wanted, strict=True))
 
 
 def same_device(kv: Array, others: tuple[Array | None, ...]) -> None:
     """Check that nothing is elsewhere than kv; an unknown ordinal is taken to match."""
+    device, ordinal = kv.device, kv.ordinal
     for other in others:
-        if other is None or (other.device == kv.device and other.ordinal == kv.ordinal):
+        if other is None or (other.device == device and other.ordinal == ordinal):
             continue
-        if other.device == kv.device and -1 in (other.ordinal, kv.ordinal):
+        if other.device == device and -1 in (other.ordinal, ordinal):
             continue
         raise ValueError(
             f"{other.name} is on {other.place} and kv on {kv.place}; all arrays on one device are "

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from csa_runtime import checks
+from csa_runtime import checks, ops
 from csa_runtime._operators import (
     Triple,
     backward,
@@ -34,6 +34,8 @@ _functorch: Any = getattr(torch._C, "_functorch", None)
 _transforms: Any = getattr(_functorch, "peek_interpreter_stack", None)
 # Batches of is_grads_batched and vectorized jacobians: they look like any tensor, without memory.
 _is_batched: Any = getattr(_functorch, "is_legacy_batchedtensor", None)
+# Whether this torch can tell that a call is plain.
+_can_tell = None not in (_modes, _transforms, _is_batched)
 
 
 def _plain(tensors: Sequence[Tensor | None]) -> bool:
@@ -41,7 +43,7 @@ def _plain(tensors: Sequence[Tensor | None]) -> bool:
 
     It costs as much as all the checks. Tracers, modes, transforms and tensor subclasses need it.
     """
-    if torch.compiler.is_compiling() or None in (_modes, _transforms, _is_batched):
+    if not _can_tell or torch.compiler.is_compiling():
         return False
     if _modes() or _transforms() is not None or _jit.is_tracing():
         return False
@@ -185,7 +187,6 @@ def compressor(
         ValueError: malformed arguments, before any launch.
         RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
     """
-    checks.window(ratio, coff)
     if not (
         isinstance(kv, Tensor)
         and isinstance(score, Tensor)
@@ -194,20 +195,26 @@ def compressor(
         and isinstance(cu_seqlens_comp, Tensor)
     ):
         raise _no_tensor(kv=kv, score=score, cu_seqlens=cu_seqlens, cu_seqlens_comp=cu_seqlens_comp)
-    if total_comp is None:
-        total_comp = _rows(cu_seqlens_comp)
-    elif not torch.compiler.is_compiling() and not isinstance(total_comp, torch.SymInt):
-        checks.integer("total_comp", total_comp, 0)  # would fix a traced size
-    inputs = (kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, total_comp)
+    tensors = (kv, score, ape, cu_seqlens, cu_seqlens_comp)
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        refuse_tangents(tensors)
     wanted = torch.is_grad_enabled() and (
         kv.requires_grad or score.requires_grad or (ape is not None and ape.requires_grad)
     )
-    call: Any = _apply if wanted else forward if _plain(inputs[:5]) else _forward_op
-    if not torch.compiler.is_compiling():
-        refuse_tangents(inputs[:5])
-        if wanted and _transforms is not None and _transforms() is not None:
-            call = _apply_transformed
-    result: Tensor = call(*inputs)
+    call: Any = ops.compressor_forward
+    if not wanted and _plain(tensors):
+        result: Tensor = call(*tensors, ratio=ratio, coff=coff, total_comp=total_comp)
+        return result
+    checks.window(ratio, coff)
+    if total_comp is None:
+        total_comp = _rows(cu_seqlens_comp)
+    elif not compiling and not isinstance(total_comp, torch.SymInt):
+        checks.integer("total_comp", total_comp, 0)  # would fix a traced size
+    call = _apply if wanted else _forward_op
+    if wanted and not compiling and _transforms is not None and _transforms() is not None:
+        call = _apply_transformed
+    result = call(*tensors, ratio, coff, total_comp)
     return result
 
 
