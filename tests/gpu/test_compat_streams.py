@@ -43,6 +43,7 @@ def test_work_is_ordered_on_the_stream_given(kind: str) -> None:
     side = torch.cuda.Stream()
     stream = as_object(kind, side)
     into = [torch.zeros_like(tensor) for tensor in wanted]
+    wrapped(pack, stream=side)  # allocating for the first time may wait for the device
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(RACE)
@@ -83,6 +84,7 @@ def test_memory_stays_allocated_until_the_given_stream_is_done() -> None:
     ahead, _ = compiled(pack)
     inputs = tuple(tensor.clone() for tensor in pack.inputs)
     out = torch.empty_like(wanted[0])
+    wrapped(pack, stream=side)  # allocating for the first time may wait for the device
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(RACE)
@@ -107,6 +109,7 @@ def test_results_do_not_lie_where_the_current_stream_still_writes() -> None:
     pack = make()
     wanted = wrapped(pack)
     side = torch.cuda.Stream()
+    wrapped(pack, stream=side)
     torch.cuda.synchronize()
     torch.cuda._sleep(RACE)
     for tensor in wanted:
