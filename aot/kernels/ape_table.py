@@ -18,7 +18,7 @@ from aot.kernels.window import Window
 
 
 @dataclass(frozen=True)
-class Table:
+class ApeTable:
     """The table's shape: `columns` adjacent floats per position and thread are one entry."""
 
     window: Window

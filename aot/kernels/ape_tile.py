@@ -11,27 +11,29 @@ from cutlass import Float32, Int32
 
 from aot.kernels.memory import load_f32, store_f32
 from aot.kernels.segments import WARP
-from aot.kernels.window_long import Chunk
+from aot.kernels.window_long import LongWindow
 
 
 @dataclass(frozen=True)
-class Bias:
-    """Every thread's own part of the APE in shared memory, where `held`; else read from memory.
+class ApeTile:
+    """Every thread's own part of the APE: in shared memory where `held`, else in global memory.
 
-    Laid out [position of the window][column of the tile], fp32. A thread reads what it wrote.
+    Laid out [position of the window][column of the tile], fp32, `offset` words into the block's
+    shared memory. A thread reads what it wrote.
     """
 
-    chunk: Chunk
+    window: LongWindow
     held: bool
+    offset: int
 
     @property
-    def floats(self) -> int:
-        """Size of the table."""
-        return self.chunk.window * WARP * self.chunk.columns if self.held else 0
+    def words(self) -> int:
+        """Size in 32-bit words."""
+        return self.window.positions * WARP * self.window.columns if self.held else 0
 
     def fill(
         self,
-        base: cute.Pointer,
+        memory: cute.Pointer,
         ape: cute.Pointer,
         head_dim: Int32,
         warp: Int32,
@@ -40,12 +42,12 @@ class Bias:
     ) -> None:
         """Reads a thread's part from memory, once."""
         if self.held:
-            for k, row in enumerate(self.chunk.load_whole_ape(ape, head_dim, warp, column)):
-                store_f32(self._at(base, warp, lane, k), row)
+            for k, row in enumerate(self.window.load_whole_ape(ape, head_dim, warp, column)):
+                store_f32(self._at(memory, warp, lane, k), row)
 
     def read(
         self,
-        base: cute.Pointer,
+        memory: cute.Pointer,
         ape: cute.Pointer,
         head_dim: Int32,
         warp: Int32,
@@ -54,12 +56,12 @@ class Bias:
     ) -> list[list[Float32]]:
         """A thread's part, [position][column]."""
         if not self.held:
-            return self.chunk.load_whole_ape(ape, head_dim, warp, column)
+            return self.window.load_whole_ape(ape, head_dim, warp, column)
         return [
-            load_f32(self._at(base, warp, lane, k), self.chunk.columns)
-            for k in range(self.chunk.positions)
+            load_f32(self._at(memory, warp, lane, k), self.window.columns)
+            for k in range(self.window.warp_positions)
         ]
 
-    def _at(self, base: cute.Pointer, warp: Int32, lane: Int32, k: int) -> cute.Pointer:
-        row = warp * self.chunk.positions + k
-        return base + (row * WARP + lane) * self.chunk.columns
+    def _at(self, memory: cute.Pointer, warp: Int32, lane: Int32, k: int) -> cute.Pointer:
+        row = warp * self.window.warp_positions + k
+        return memory + self.offset + (row * WARP + lane) * self.window.columns

@@ -18,7 +18,7 @@ from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
-from aot.kernels.ape_table import Table, fold_into_plane
+from aot.kernels.ape_table import ApeTable, fold_into_plane
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix, load_word
 from aot.kernels.ptx import select
@@ -34,7 +34,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     """(kernel, host function, sample arguments) of a backward variant, for the compiler."""
     window = Window(variant.ratio, variant.coff, variant.columns)
     threads = variant.threads
-    table = Table(window, threads)
+    table = ApeTable(window, threads)
 
     @cute.kernel
     def backward(

@@ -18,14 +18,14 @@ from aot.kernels import bf16
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
 from aot.kernels.segments import WARP, Pack, find_row_or_padding
-from aot.kernels.window_long import Chunk
+from aot.kernels.window_long import LongWindow
 from aot.variants import Variant
 
 
 def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     """(kernel, host function, sample arguments) of a forward variant, for the compiler."""
     warps = variant.threads // WARP
-    chunk = Chunk(variant.ratio, variant.coff, variant.columns, warps, variant.batch)
+    window = LongWindow(variant.ratio, variant.coff, variant.columns, warps, variant.batch)
 
     @cute.kernel
     def forward(
@@ -47,45 +47,45 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         thread, _, _ = arch.thread_idx()
         row, column_tile, _ = arch.block_idx()
         lane, warp = thread % WARP, thread // WARP
-        column = min((column_tile * WARP + lane) * chunk.columns, head_dim - chunk.columns)
+        column = min((column_tile * WARP + lane) * window.columns, head_dim - window.columns)
 
         pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
-        token, first = find_row_or_padding(pack, row, row, Int32(5), chunk.ratio)
+        token, first = find_row_or_padding(pack, row, row, Int32(5), window.ratio)
 
-        highest = cute.make_rmem_tensor((chunk.columns,), Float32)
-        total = cute.make_rmem_tensor((chunk.columns,), Float32)
-        pooled = cute.make_rmem_tensor((chunk.columns,), Float32)
+        highest = cute.make_rmem_tensor((window.columns,), Float32)
+        total = cute.make_rmem_tensor((window.columns,), Float32)
+        pooled = cute.make_rmem_tensor((window.columns,), Float32)
         highest.fill(ar.LOWEST)
         total.fill(0.0)
         pooled.fill(0.0)
-        if chunk.exists(warp, first):
-            start = chunk.first_token(token, warp)
-            offset = chunk.column(head_dim, column, warp)
-            for begin in cutlass.range_constexpr(0, chunk.positions, chunk.batch):
-                scores = chunk.load(Matrix(score, score_stride), start, begin, offset)
-                values = chunk.load(Matrix(kv, kv_stride), start, begin, offset)
-                bias = chunk.load_ape(ape, head_dim, warp, begin, offset)
-                _accumulate(chunk, begin == 0, scores, values, bias, highest, total, pooled)
+        if window.exists(warp, first):
+            start = window.first_token(token, warp)
+            offset = window.column(head_dim, column, warp)
+            for begin in cutlass.range_constexpr(0, window.warp_positions, window.batch):
+                scores = window.load(Matrix(score, score_stride), start, begin, offset)
+                values = window.load(Matrix(kv, kv_stride), start, begin, offset)
+                bias = window.load_ape(ape, head_dim, warp, begin, offset)
+                _accumulate(window, begin == 0, scores, values, bias, highest, total, pooled)
 
-        base = arch.alloc_smem(Float32, 3 * variant.threads * chunk.columns)
-        for v in cutlass.range_constexpr(chunk.columns):
-            at = base + (warp * (WARP * chunk.columns) + lane * chunk.columns + v)
+        base = arch.alloc_smem(Float32, 3 * variant.threads * window.columns)
+        for v in cutlass.range_constexpr(window.columns):
+            at = base + (warp * (WARP * window.columns) + lane * window.columns + v)
             arch.store(at, highest[v], ss="cta")
-            arch.store(at + variant.threads * chunk.columns, total[v], ss="cta")
-            arch.store(at + 2 * variant.threads * chunk.columns, pooled[v], ss="cta")
+            arch.store(at + variant.threads * window.columns, total[v], ss="cta")
+            arch.store(at + 2 * variant.threads * window.columns, pooled[v], ss="cta")
         arch.sync_threads()
-        tile = WARP * chunk.columns
+        tile = WARP * window.columns
         if thread < tile:
             column = column_tile * tile + thread
             if column < head_dim:
-                result = _merge(chunk, base + thread, tile, variant.threads * chunk.columns)
+                result = _merge(window, base + thread, tile, variant.threads * window.columns)
                 arch.store(Matrix(out, out_stride).at(row, column), bf16.pack([result]))
 
     return launchable(forward, variant)
 
 
 def _accumulate(
-    chunk: Chunk,
+    window: LongWindow,
     initial: bool,
     scores: list,
     values: list,
@@ -98,12 +98,12 @@ def _accumulate(
 
     Values are divided by the window's length, so that no sum exceeds the largest of them.
     """
-    wide_scores = [bf16.unpack(word, chunk.columns) for word in scores]
+    wide_scores = [bf16.unpack(word, window.columns) for word in scores]
     wide_values = [
-        bf16.unpack(bf16.scale(word, chunk.columns, -chunk.log2_window), chunk.columns)
+        bf16.unpack(bf16.scale(word, window.columns, -window.log2_positions), window.columns)
         for word in values
     ]
-    for v in range(chunk.columns):
+    for v in range(window.columns):
         column = [row[v] + b[v] for row, b in zip(wide_scores, bias, strict=True)]
         most = ar.largest([highest[v], *column])
         weights = [ar.exp_approx(s - most) for s in column]
@@ -120,9 +120,9 @@ def _accumulate(
         highest[v], total[v], pooled[v] = most, sum_weights, sum_values
 
 
-def _merge(chunk: Chunk, base: cute.Pointer, stride: int, plane: int) -> Float32:
+def _merge(window: LongWindow, base: cute.Pointer, stride: int, plane: int) -> Float32:
     """One column's result from the partial sums of all warps, in ascending order."""
-    maxima = [arch.load(base + w * stride, Float32, ss="cta") for w in range(chunk.warps)]
+    maxima = [arch.load(base + w * stride, Float32, ss="cta") for w in range(window.warps)]
     most = ar.largest(maxima)
     total, pooled = Float32(0.0), Float32(0.0)
     for w, m in enumerate(maxima):
@@ -131,4 +131,4 @@ def _merge(chunk: Chunk, base: cute.Pointer, stride: int, plane: int) -> Float32
         pooled = ar.fma_rn(
             arch.load(base + (2 * plane + w * stride), Float32, ss="cta"), scale, pooled
         )
-    return pooled * ar.rcp_approx(total) * Float32(chunk.window)
+    return pooled * ar.rcp_approx(total) * Float32(window.positions)

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Raw kv and score of a block's next rows in shared memory, filled by asynchronous copies.
 
-Laid out [slot][kv, score][position of the window][column of the tile], bf16. A warp copies and
+Laid out [slot][KV, SCORE][position of the window][column of the tile], bf16: a row stays in slot
+`index % DEPTH` from its copy to its last read. A warp copies and
 reads the positions it owns and no others.
 """
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 from cutlass.cute import arch
@@ -15,43 +17,45 @@ from aot.kernels import bf16
 from aot.kernels.memory import Matrix, copy_async_16, load_word_once
 from aot.kernels.ptx import select
 from aot.kernels.segments import WARP
-from aot.kernels.window_long import Chunk
+from aot.kernels.window_long import LongWindow
 
+KV, SCORE = 0, 1
 PIECE = 8  # bf16 of one asynchronous copy: 16 bytes
 DEPTH = 2  # rows: the one in work and the next one
 
 
 @dataclass(frozen=True)
-class Stage:
-    """The buffer's shape.
+class RowBuffer:
+    """The buffer's shape, and its offset in the block's shared memory, in words.
 
-    asynchronous: by 16-byte copies that need aligned rows; else by single elements, at once.
+    asynchronous: filled by 16-byte copies, which need aligned rows; else word by word, at once.
     """
 
-    chunk: Chunk
+    window: LongWindow
     asynchronous: bool
+    offset: int
 
     @property
     def tile(self) -> int:
         """Columns of the block's tile."""
-        return WARP * self.chunk.columns
+        return WARP * self.window.columns
 
     @property
-    def bytes(self) -> int:
-        """Size of the whole buffer."""
-        return DEPTH * 2 * self.chunk.window * self.tile * 2
+    def words(self) -> int:
+        """Size in 32-bit words."""
+        return DEPTH * 2 * self.window.positions * self.tile // 2
 
     def column(self, tile_column: Int32, head_dim: Int32, lane: Int32) -> Int32:
         """The first column that a lane copies; past the last one it repeats the last piece."""
         if self.asynchronous:
             column = tile_column + (lane % (self.tile // PIECE)) * PIECE
             return select(column < head_dim, column, head_dim - PIECE)
-        column = tile_column + lane * self.chunk.columns
-        return select(column < head_dim, column, head_dim - self.chunk.columns)
+        column = tile_column + lane * self.window.columns
+        return select(column < head_dim, column, head_dim - self.window.columns)
 
     def copy(
         self,
-        base: cute.Pointer,
+        memory: cute.Pointer,
         slot: Int32,
         which: int,
         tensor: Matrix,
@@ -63,10 +67,10 @@ class Stage:
         """Starts a warp's copies of one tensor; `column` is the lane's own."""
         if not self.asynchronous:
             source = tensor.at(start, column)
-            target = self._at(base, slot, which, warp, Int32(0)) + lane * self.chunk.columns
+            target = self._at(memory, slot, which, warp, Int32(0)) + lane * self.window.columns
             words = [
-                load_word_once(source + k * tensor.stride, self.chunk.columns)
-                for k in range(self.chunk.positions)
+                load_word_once(source + k * tensor.stride, self.window.columns)
+                for k in range(self.window.warp_positions)
             ]
             for k, word in enumerate(words):
                 arch.store(target + k * self.tile, word, ss="cta")
@@ -75,23 +79,44 @@ class Stage:
         together = WARP // pieces  # positions that one instruction of the warp copies
         position = lane // pieces
         source = tensor.at(start + position, column)
-        target = self._at(base, slot, which, warp, position) + (lane % pieces) * PIECE
-        for k in range(0, self.chunk.positions, together):
+        target = self._at(memory, slot, which, warp, position) + (lane % pieces) * PIECE
+        for k in range(0, self.window.warp_positions, together):
             copy_async_16(target + k * self.tile, source + k * tensor.stride)
 
     def read(
-        self, base: cute.Pointer, slot: Int32, which: int, warp: Int32, lane: Int32
+        self, memory: cute.Pointer, slot: Int32, which: int, warp: Int32, lane: Int32
     ) -> list[list[Float32]]:
         """A thread's values of one tensor, [position][column] fp32."""
-        columns = self.chunk.columns
-        first = self._at(base, slot, which, warp, Int32(0)) + lane * columns
+        columns = self.window.columns
+        first = self._at(memory, slot, which, warp, Int32(0)) + lane * columns
         return [
             bf16.unpack(arch.load(first + k * self.tile, bf16.WORD[columns], ss="cta"), columns)
-            for k in range(self.chunk.positions)
+            for k in range(self.window.warp_positions)
         ]
 
     def _at(
-        self, base: cute.Pointer, slot: Int32, which: int, warp: Int32, position: Int32
+        self, memory: cute.Pointer, slot: Int32, which: int, warp: Int32, position: Int32
     ) -> cute.Pointer:
-        row = (slot * 2 + which) * self.chunk.window + warp * self.chunk.positions + position
-        return cute.recast_ptr(base, dtype=BFloat16) + row * self.tile
+        row = (slot * 2 + which) * self.window.positions
+        row = row + warp * self.window.warp_positions + position
+        return cute.recast_ptr(memory + self.offset, dtype=BFloat16) + row * self.tile
+
+
+@cute.jit
+def copy_row(
+    buffer: cutlass.Constexpr,
+    memory: cute.Pointer,
+    slot: Int32,
+    kv: Matrix,
+    score: Matrix,
+    token: Int32,
+    first: Int32,
+    warp: Int32,
+    lane: Int32,
+    column: Int32,
+) -> None:
+    """Starts a warp's copies of the row whose block begins at `token`."""
+    if buffer.window.exists(warp, first):
+        start = buffer.window.first_token(token, warp)
+        buffer.copy(memory, slot, KV, kv, start, warp, lane, column)
+        buffer.copy(memory, slot, SCORE, score, start, warp, lane, column)

@@ -20,28 +20,35 @@ class RowTable:
     """Of 2 * threads rows, the first token and whether the block is its segment's first, last.
 
     Two int32 a row: the token, and first + 2 * last. Looking up fills one half of the table, so
-    that rows of the other half may still be in work.
+    that rows of the other half may still be in work. It lies `offset` words into the block's shared
+    memory.
     """
 
     threads: int
     ratio: int
+    offset: int
 
     @property
     def words(self) -> int:
-        """Size in int32."""
+        """Size in 32-bit words."""
         return 4 * self.threads
 
-    def entry(self, base: cute.Pointer, index: Int32) -> tuple[Int32, Int32, Int32]:
+    def read(self, memory: cute.Pointer, index: Int32) -> tuple[Int32, Int32, Int32]:
         """(first token, whether a first block, whether a last one) of the block's index-th row."""
-        at = base + (index % (2 * self.threads)) * 2
+        at = self.at(memory, index)
         flags = arch.load(at + 1, Int32, ss="cta")
         return arch.load(at, Int32, ss="cta"), flags & 1, flags & 2
+
+    def at(self, memory: cute.Pointer, index: Int32) -> cute.Pointer:
+        """The address of the entry of the block's index-th row."""
+        entries = cute.recast_ptr(memory + self.offset, dtype=Int32)
+        return entries + (index % (2 * self.threads)) * 2
 
 
 @cute.jit
 def look_up_rows(
     table: cutlass.Constexpr,
-    base: cute.Pointer,
+    memory: cute.Pointer,
     index: Int32,
     pack: Pack,
     row: Uint32,
@@ -57,7 +64,7 @@ def look_up_rows(
     mine = min(row + Uint32(thread) * Uint32(groups), end)
     warp_row = min(row + Uint32(thread & -WARP) * Uint32(groups), end)
     token, first, last = find_row(pack, Int32(mine), Int32(warp_row), Int32(0), table.ratio)
-    at = base + ((index + thread) % (2 * table.threads)) * 2
+    at = table.at(memory, index + thread)
     arch.store(at, token, ss="cta")
     arch.store(at + 1, first + 2 * last, ss="cta")
     arch.sync_threads()

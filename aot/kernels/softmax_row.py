@@ -7,14 +7,12 @@ from cutlass import Float32, Int32
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
+from aot.kernels.row_buffer import KV, SCORE
 
 
 @cute.jit
 def softmax_row(
-    chunk: cutlass.Constexpr,
-    stage: cutlass.Constexpr,
-    exchange: cutlass.Constexpr,
-    shared: cute.Pointer,
+    layout: cutlass.Constexpr,
     memory: cute.Pointer,
     slot: Int32,
     ape: cute.Pointer,
@@ -26,41 +24,41 @@ def softmax_row(
     grads: list,
     weights: cute.Tensor,
     values: cute.Tensor,
-    bias: cutlass.Constexpr,
-    table: cute.Pointer,
 ) -> tuple[list, list]:
     """Sets a thread's `values`, and its `weights`: R's exponentials over the window's length.
 
     Returns per column what turns them into probabilities, and R's S.
     """
-    highest = cute.make_rmem_tensor((chunk.columns,), Float32)
-    sums = cute.make_rmem_tensor((chunk.columns, 2), Float32)
+    window = cutlass.const_expr(layout.window)
+    exchange = cutlass.const_expr(layout.exchange)
+    highest = cute.make_rmem_tensor((window.columns,), Float32)
+    sums = cute.make_rmem_tensor((window.columns, 2), Float32)
     highest.fill(ar.LOWEST)
-    for v in cutlass.range_constexpr(chunk.columns):
+    for v in cutlass.range_constexpr(window.columns):
         # A position that does not exist has value 0: it matters where grad_out is infinite.
         sums[v, 0], sums[v, 1] = Float32(0.0), ar.mul_rn(grads[v], Float32(0.0))
     if exists:
-        added = bias.read(table, ape, head_dim, warp, lane, column)
-        scores = stage.read(shared, slot, 1, warp, lane)
-        for v in cutlass.range_constexpr(chunk.columns):
-            for k in cutlass.range_constexpr(chunk.positions):
+        added = layout.ape_tile.read(memory, ape, head_dim, warp, lane, column)
+        scores = layout.row_buffer.read(memory, slot, SCORE, warp, lane)
+        for v in cutlass.range_constexpr(window.columns):
+            for k in cutlass.range_constexpr(window.warp_positions):
                 weights[k, v] = scores[k][v] + added[k][v]
-            highest[v] = ar.largest([weights[k, v] for k in range(chunk.positions)])
-    exchange.write_maxima(memory, warp, lane, [highest[v] for v in range(chunk.columns)])
+            highest[v] = ar.largest([weights[k, v] for k in range(window.warp_positions)])
+    exchange.write_maxima(memory, warp, lane, [highest[v] for v in range(window.columns)])
     arch.sync_threads()
     most = exchange.maxima(memory, lane)
     if exists:
-        read = stage.read(shared, slot, 0, warp, lane)
-        for v in cutlass.range_constexpr(chunk.columns):
-            for k in cutlass.range_constexpr(chunk.positions):
-                e = ar.exp_over(weights[k, v] - most[v], chunk.log2_window)
+        read = layout.row_buffer.read(memory, slot, KV, warp, lane)
+        for v in cutlass.range_constexpr(window.columns):
+            for k in cutlass.range_constexpr(window.warp_positions):
+                e = ar.exp_over(weights[k, v] - most[v], window.log2_positions)
                 weights[k, v], values[k, v] = e, read[k][v]
                 sums[v, 0] = sums[v, 0] + e
                 sums[v, 1] = ar.fma_rn(ar.mul_rn(grads[v], read[k][v]), e, sums[v, 1])
-    flat = [sums[v, i] for v in range(chunk.columns) for i in range(2)]
+    flat = [sums[v, i] for v in range(window.columns) for i in range(2)]
     exchange.write_sums(memory, warp, lane, flat)
     arch.sync_threads()
     merged = exchange.sums(memory, lane)
-    scales = [ar.reciprocal(merged[2 * v]) for v in range(chunk.columns)]
-    dots = [ar.mul_rn(merged[2 * v + 1], scales[v]) for v in range(chunk.columns)]
+    scales = [ar.reciprocal(merged[2 * v]) for v in range(window.columns)]
+    dots = [ar.mul_rn(merged[2 * v + 1], scales[v]) for v in range(window.columns)]
     return scales, dots

@@ -13,52 +13,60 @@ from cutlass import Float32, Int32
 from aot.kernels import arithmetic as ar
 from aot.kernels.memory import load_f32, store_f32
 from aot.kernels.segments import WARP
-from aot.kernels.window_long import Chunk
+from aot.kernels.window_long import LongWindow
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """The tables' shape."""
+class WarpExchange:
+    """The tables' shape, and their offset in the block's shared memory, in words."""
 
-    chunk: Chunk
+    window: LongWindow
+    offset: int
 
     @property
     def entries(self) -> int:
         """Columns of the tile times warps."""
-        return self.chunk.warps * WARP * self.chunk.columns
+        return self.window.warps * WARP * self.window.columns
 
     @property
-    def floats(self) -> int:
-        """Size of both tables: a maximum, and two sums."""
+    def words(self) -> int:
+        """Size of both tables in 32-bit words: a maximum and two sums an entry."""
         return 3 * self.entries
 
     def write_maxima(
-        self, base: cute.Pointer, warp: Int32, lane: Int32, maxima: list[Float32]
+        self, memory: cute.Pointer, warp: Int32, lane: Int32, maxima: list[Float32]
     ) -> None:
         """Publishes a thread's maximum of each of its columns."""
-        store_f32(base + self._column(warp, lane), maxima)
+        store_f32(self._maximum(memory, warp, lane), maxima)
 
-    def maxima(self, base: cute.Pointer, lane: Int32) -> list[Float32]:
+    def maxima(self, memory: cute.Pointer, lane: Int32) -> list[Float32]:
         """The maximum over all warps, of each of a thread's columns."""
         parts = [
-            load_f32(base + self._column(Int32(w), lane), self.chunk.columns)
-            for w in range(self.chunk.warps)
+            load_f32(self._maximum(memory, Int32(w), lane), self.window.columns)
+            for w in range(self.window.warps)
         ]
         return [ar.largest(list(column)) for column in zip(*parts, strict=True)]
 
-    def write_sums(self, base: cute.Pointer, warp: Int32, lane: Int32, sums: list[Float32]) -> None:
+    def write_sums(
+        self, memory: cute.Pointer, warp: Int32, lane: Int32, sums: list[Float32]
+    ) -> None:
         """Publishes a thread's two sums of each of its columns."""
-        store_f32(base + (self.entries + 2 * self._column(warp, lane)), sums)
+        store_f32(self._sums(memory, warp, lane), sums)
 
-    def sums(self, base: cute.Pointer, lane: Int32) -> list[Float32]:
+    def sums(self, memory: cute.Pointer, lane: Int32) -> list[Float32]:
         """The sums over all warps, in ascending order, of each of a thread's columns."""
-        count = 2 * self.chunk.columns
+        count = 2 * self.window.columns
         totals = [Float32(0.0)] * count
-        for w in range(self.chunk.warps):
-            at = base + (self.entries + 2 * self._column(Int32(w), lane))
-            part = load_f32(at, count)
+        for w in range(self.window.warps):
+            part = load_f32(self._sums(memory, Int32(w), lane), count)
             totals = [total + x for total, x in zip(totals, part, strict=True)]
         return totals
 
-    def _column(self, warp: Int32, lane: Int32) -> Int32:
-        return (warp * WARP + lane) * self.chunk.columns
+    def _maximum(self, memory: cute.Pointer, warp: Int32, lane: Int32) -> cute.Pointer:
+        return memory + self.offset + self._entry(warp, lane)
+
+    def _sums(self, memory: cute.Pointer, warp: Int32, lane: Int32) -> cute.Pointer:
+        return memory + self.offset + (self.entries + 2 * self._entry(warp, lane))
+
+    def _entry(self, warp: Int32, lane: Int32) -> Int32:
+        return (warp * WARP + lane) * self.window.columns

@@ -17,7 +17,7 @@ from aot.kernels.ptx import select
 
 
 @dataclass(frozen=True)
-class Chunk:
+class LongWindow:
     """The shape of every warp's share, all known at compile time.
 
     batch: positions whose loads are in flight together.
@@ -31,27 +31,27 @@ class Chunk:
 
     def __post_init__(self) -> None:
         """A warp's positions are whole batches, in one half of the window."""
-        if self.ratio % self.positions or self.positions % self.batch:
-            raise ValueError(f"{self.positions} positions a warp, {self.batch} a batch")
+        if self.ratio % self.warp_positions or self.warp_positions % self.batch:
+            raise ValueError(f"{self.warp_positions} positions a warp, {self.batch} a batch")
 
     @property
-    def window(self) -> int:
+    def positions(self) -> int:
         """Positions of the whole window."""
         return self.ratio * self.coff
 
     @property
-    def positions(self) -> int:
+    def warp_positions(self) -> int:
         """Positions of one warp."""
-        return self.window // self.warps
+        return self.positions // self.warps
 
     @property
-    def log2_window(self) -> int:
+    def log2_positions(self) -> int:
         """Binary logarithm of the window's length."""
-        return self.window.bit_length() - 1
+        return self.positions.bit_length() - 1
 
     def ape_row(self, warp: Int32) -> Int32:
         """The APE row of a warp's first position."""
-        return (warp * self.positions) % self.ratio
+        return (warp * self.warp_positions) % self.ratio
 
     def in_own_half(self, warp: Int32) -> Boolean:
         """Whether a warp's positions are the block's own tokens."""
@@ -65,7 +65,7 @@ class Chunk:
 
     def first_token(self, token: Int32, warp: Int32) -> Int32:
         """The token of a warp's first position, for a block that starts at `token`."""
-        return token + (warp * self.positions - (self.coff - 1) * self.ratio)
+        return token + (warp * self.warp_positions - (self.coff - 1) * self.ratio)
 
     def column(self, head_dim: Int32, column: Int32, warp: Int32) -> Int32:
         """The column of the packed width that a warp reads."""
@@ -94,14 +94,14 @@ class Chunk:
     ) -> list:
         """APE of all of a warp's positions, [position][column]."""
         rows: list = []
-        for begin in range(0, self.positions, self.batch):
+        for begin in range(0, self.warp_positions, self.batch):
             rows += self.load_ape(ape, head_dim, warp, begin, column)
         return rows
 
 
 @cute.jit
 def _fill_ape(
-    chunk: cutlass.Constexpr,
+    window: cutlass.Constexpr,
     table: cute.Tensor,
     ape: cute.Pointer,
     head_dim: Int32,
@@ -112,10 +112,10 @@ def _fill_ape(
     if ape.toint() == 0:
         table.fill(0.0)
     else:
-        width = Int64(head_dim) * chunk.coff
-        first = chunk.ape_row(warp) + begin
+        width = Int64(head_dim) * window.coff
+        first = window.ape_row(warp) + begin
         base = ape + (first * width + column)
-        for k in cutlass.range_constexpr(chunk.batch):
-            values = load_f32(base + k * width, chunk.columns)
-            for v in cutlass.range_constexpr(chunk.columns):
+        for k in cutlass.range_constexpr(window.batch):
+            values = load_f32(base + k * width, window.columns)
+            for v in cutlass.range_constexpr(window.columns):
                 table[k, v] = values[v]
