@@ -40,6 +40,8 @@ class Samples:
             for name, array in named
         ]
         self._window = ratio, coff
+        # Objects of any library that name kv's dtype, as met.
+        self._dtypes: set[Any] = set()
         self.ordinal: int | None = None
 
     @property
@@ -86,20 +88,16 @@ class Samples:
         Raises:
             ValueError: another shape, dtype or device than the sample's.
         """
-        for array, index in ((kv, 0), (cu_seqlens, 3), (out, 5)):
-            sample = self._kept(index)
-            shape = tuple(getattr(array, "shape", sample.shape))
-            if shape != sample.shape:
+        for array, sample in ((kv, self._all[0]), (cu_seqlens, self._all[3]), (out, self._all[5])):
+            assert sample is not None
+            shape = getattr(array, "shape", sample.shape)
+            if shape != sample.shape and tuple(shape) != sample.shape:
                 raise ValueError(
-                    f"{sample.name} has shape {shape}; its sample's {sample.shape} is allowed: "
-                    "make an object from samples of this shape, or call the wrapper"
+                    f"{sample.name} has shape {tuple(shape)}; its sample's {sample.shape} is "
+                    "allowed: make an object from samples of this shape, or call the wrapper"
                 )
-        dtype = self._kept(0).dtype
-        if not str(getattr(kv, "dtype", dtype)).endswith(dtype):
-            raise ValueError(
-                f"kv is {kv.dtype}; its sample's {dtype} is allowed: convert it, or make an object "
-                "from samples of this dtype"
-            )
+        if getattr(kv, "dtype", None) not in self._dtypes:
+            self._check_dtype(kv)
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(kv, torch.Tensor) or self.ordinal is None:
             return
@@ -108,6 +106,17 @@ class Samples:
             raise ValueError(
                 f"kv is on {kv.device}; {place}, as the samples were, is allowed: move it"
             )
+
+    def _check_dtype(self, kv: Any) -> None:
+        """Check kv's dtype by name, and remember the object that has it."""
+        dtype = getattr(kv, "dtype", None)
+        wanted = self._kept(0).dtype
+        if dtype is not None and str(dtype).rpartition(".")[2] != wanted:
+            raise ValueError(
+                f"kv is {dtype}; its sample's {wanted} is allowed: convert it, or make an object "
+                "from samples of this dtype"
+            )
+        self._dtypes.add(dtype)
 
 
 def _describe(name: str, array: Any) -> Array:
