@@ -1,2 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device code in CuTe-DSL, one operation a file."""
+"""Device code in CuTe-DSL.
+
+A kernel and its `entry` a file: forward and backward; forward_long and backward_long, for windows
+that a block's warps share; finish, backward's second launch. Below them lie window and window_long,
+a row's window as a thread and as a warp sees it; segments, which finds where rows start; and
+memory, bf16, arithmetic and ptx, which know nothing of the operation.
+"""

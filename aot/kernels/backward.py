@@ -23,7 +23,7 @@ from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix, load_word
 from aot.kernels.ptx import select
 from aot.kernels.segments import WARP, Pack, find_row
-from aot.kernels.window import Window, erase_missing
+from aot.kernels.window import Window
 from aot.variants import Variant
 
 # Quotients e / total are exact by one fma correction down to e = 2**-104; exp(-69) is 2**-99.5.
@@ -64,8 +64,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         thread, _, _ = arch.thread_idx()
         group = block // column_tiles
         column_tile = block % column_tiles
-        lane = thread & ((Int32(1) << lanes_log2) - 1)
-        wanted_column = ((column_tile << lanes_log2) + lane) * window.columns
+        column_lane = thread & ((Int32(1) << lanes_log2) - 1)
+        wanted_column = ((column_tile << lanes_log2) + column_lane) * window.columns
         column = min(wanted_column, head_dim - window.columns)
         # Threads past the last column own rows that never exist: they load, and store nothing.
         row_lane = Uint32(thread >> lanes_log2)
@@ -78,8 +78,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         grad_kv = Matrix(grad_kv, grad_kv_stride)
         grad_score = Matrix(grad_score, grad_score_stride)
         shared = table.allocate()
-        if thread == lane:
-            table.write(shared, lane, window.load_ape(ape, head_dim, column))
+        if thread == column_lane:
+            table.write(shared, column_lane, window.load_ape(ape, head_dim, column))
         if thread == 0:
             table.write_zeros(shared)
         arch.sync_threads()
@@ -101,8 +101,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             grad_word = load_word(grad_out.at(row, column), window.columns)
             kv_words = window.load(kv, token, first, head_dim, column)
             score_words = window.load(score, token, first, head_dim, column)
-            kv_words, score_words, _ = erase_missing(window, first, kv_words, score_words)
-            scores = window.scores(score_words, table.read(shared, lane, first))
+            kv_words, score_words, _ = window.erase_missing(first, kv_words, score_words)
+            scores = window.scores(score_words, table.read(shared, column_lane, first))
             values = window.values(kv_words)
             grads = bf16.unpack(grad_word, window.columns)
             to_kv, to_score = _differentiate_row(
@@ -113,7 +113,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             tile_row = tile_row + Uint32(groups) * row_lanes
         if workspace.toint() != 0:
             arch.sync_threads()
-            table.write(shared, thread, window.rows(sums))
+            table.write(shared, thread, window.as_lists(sums))
             arch.sync_threads()
             plane_elements = Int64(head_dim) * (window.ratio * window.coff)
             plane = workspace + group * plane_elements

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What backward leaves to a second launch: the sum of its partial planes, and zeros.
 
-The first `fill_ctas` blocks write the zeros of tokens that no row consumes. Each of the others owns
+The first `fill_ctas` blocks write the zeros of tokens that no row pools. Each of the others owns
 `columns` elements of grad_ape, with `lanes` threads for each: a lane takes every lanes-th plane,
 then the lanes' sums are added in ascending order.
 """

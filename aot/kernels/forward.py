@@ -18,7 +18,7 @@ from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
 from aot.kernels.ptx import select
 from aot.kernels.segments import WARP, Pack, find_row_or_padding
-from aot.kernels.window import Window, erase_missing
+from aot.kernels.window import Window
 from aot.variants import Variant
 
 # What makes a sum of cheap exponentials times values exact enough; see `_pool`.
@@ -50,8 +50,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     ) -> None:
         thread, _, _ = arch.thread_idx()
         row_tile, column_tile, _ = arch.block_idx()
-        lane = thread & ((Int32(1) << lanes_log2) - 1)
-        wanted_column = ((column_tile << lanes_log2) + lane) * window.columns
+        column_lane = thread & ((Int32(1) << lanes_log2) - 1)
+        wanted_column = ((column_tile << lanes_log2) + column_lane) * window.columns
         tile_row = Uint32(row_tile) * (Uint32(threads) >> Uint32(lanes_log2))
         wanted_row = tile_row + Uint32(thread >> lanes_log2)
         active = (wanted_row < Uint32(rows)) & (wanted_column < head_dim)
@@ -66,7 +66,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         token, first = find_row_or_padding(pack, row, warp_row, lanes_log2, window.ratio)
         kv_words = window.load(Matrix(kv, kv_stride), token, first, head_dim, column)
         score_words = window.load(Matrix(score, score_stride), token, first, head_dim, column)
-        kv_words, score_words, bias = erase_missing(window, first, kv_words, score_words, bias)
+        kv_words, score_words, bias = window.erase_missing(first, kv_words, score_words, bias)
         scores = window.scores(score_words, bias)
         values = window.values(kv_words)
         largest = bf16.largest_magnitudes(kv_words, window.columns)

@@ -17,7 +17,7 @@ from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
-from aot.kernels.segments import WARP, Pack, find_row_or_padding
+from aot.kernels.segments import LOG2_WARP, WARP, Pack, find_row_or_padding
 from aot.kernels.window_long import LongWindow
 from aot.variants import Variant
 
@@ -50,7 +50,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         column = min((column_tile * WARP + lane) * window.columns, head_dim - window.columns)
 
         pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
-        token, first = find_row_or_padding(pack, row, row, Int32(5), window.ratio)
+        token, first = find_row_or_padding(pack, row, row, Int32(LOG2_WARP), window.ratio)
 
         highest = cute.make_rmem_tensor((window.columns,), Float32)
         total = cute.make_rmem_tensor((window.columns,), Float32)

@@ -14,12 +14,10 @@ from cutlass.cute.typing import AddressSpace
 
 from aot.variants import OPERATION_PARAMETERS, PARAMETERS, Variant
 
-_POINTEE = {
-    "ape": Float32,
-    "grad_ape": Float32,
-    "workspace": Float32,
-    "cu_seqlens": Int32,
-    "cu_seqlens_comp": Int32,
+_POINTEES = {
+    **dict.fromkeys(("kv", "score", "out", "grad_out", "grad_kv", "grad_score"), BFloat16),
+    **dict.fromkeys(("ape", "grad_ape", "workspace"), Float32),
+    **dict.fromkeys(("cu_seqlens", "cu_seqlens_comp"), Int32),
 }
 
 
@@ -38,8 +36,8 @@ def launchable(kernel: Any, variant: Variant) -> tuple[Any, Any, list[Any]]:
 
 
 def _sample(name: str) -> Any:
-    identity, size = PARAMETERS[name]
-    if identity <= PARAMETERS["workspace"][0]:
-        pointee = _POINTEE.get(name, BFloat16)
+    pointee = _POINTEES.get(name)
+    if pointee is not None:
         return make_ptr(pointee, 256, AddressSpace.gmem, assumed_align=pointee.width // 8)
+    _, size = PARAMETERS[name]
     return Int64(1) if size == 8 else Int32(1)

@@ -36,7 +36,7 @@ def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
 
 
 def load_word_once(address: cute.Pointer, columns: int) -> Any:
-    """`load_word` of what nobody reads again: it takes no place in the first-level cache."""
+    """`load_word` of what nobody reads again: it leaves the first-level cache to the APE."""
     return load_word(address, columns, level1_eviction_priority="evict_no_allocate")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the segment of a row or token in non-decreasing prefixes, in a few dependent loads.
+"""Where a row's block lies: its segment is found in non-decreasing prefixes, in a few loads.
 
 Every search returns the largest s in [0, segments) with prefixes[s] <= value, or 0 if there is
 none, whatever the prefixes hold: malformed ones give a wrong s, never one out of range.
@@ -15,6 +15,7 @@ from cutlass.cute import arch
 from aot.kernels.ptx import select
 
 WARP = 32
+LOG2_WARP = 5
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ def find_row(
 ) -> tuple[Int32, Int32, Int32]:
     """Where a row's block starts: its first token, and whether it is its segment's first, last.
 
-    row: this lane's row; warp_row: the least row of its warp, the same one if lanes_log2 >= 5.
+    row: this lane's row. warp_row: the least of its warp's rows, which are all one where
+    lanes_log2 is at least LOG2_WARP.
     The block [token, token + ratio) and, unless first, the one before it lie inside [0, tokens)
     even for malformed prefixes. For rows that are not real the answer is safe and meaningless.
     """
@@ -96,7 +98,7 @@ def find_row(
     last = Int32(1)
     if pack.segments > 0:
         segment = find_for_warp(pack.cu_seqlens_comp, pack.segments, warp_row)
-        if lanes_log2 < 5:
+        if lanes_log2 < LOG2_WARP:
             segment = gallop(pack.cu_seqlens_comp, pack.segments, segment, row)
         index = row - arch.load(pack.cu_seqlens_comp + segment, Int32)
         end = arch.load(pack.cu_seqlens_comp + (segment + 1), Int32)

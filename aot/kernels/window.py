@@ -64,6 +64,27 @@ class Window:
             words.append(load_word(address, self.columns))
         return words
 
+    def erase_missing(
+        self, first: Int32, kv_words: list, score_words: list, bias: list | None = None
+    ) -> tuple:
+        """(kv words, score words, bias), 0, -inf and 0 where a first block has no position.
+
+        bias: the window's APE; left out where what it holds there is known to be 0.
+        """
+        if self.coff == 1:
+            return kv_words, score_words, bias
+        half, columns = self.ratio, self.columns
+        flat = [] if bias is None else [b for row in bias[:half] for b in row]
+        kv_half, score_half, flat = _replace(
+            first,
+            [kv_words[:half], score_words[:half], flat],
+            [bf16.WORD[columns](0), bf16.negative_infinity(columns), Float32(0.0)],
+        )
+        if bias is not None:
+            rows = [flat[k * columns : (k + 1) * columns] for k in range(half)]
+            bias = rows + bias[half:]
+        return kv_half + kv_words[half:], score_half + score_words[half:], bias
+
     def store(
         self,
         tensor: Matrix,
@@ -95,11 +116,11 @@ class Window:
         """The window's APE, [position][column] fp32; zeros without an APE."""
         table = cute.make_rmem_tensor((self.positions, self.columns), Float32)
         _fill_ape(self, table, ape, head_dim, column)
-        return self.rows(table)
+        return self.as_lists(table)
 
-    def rows(self, tensor: cute.Tensor) -> list:
+    def as_lists(self, registers: cute.Tensor) -> list:
         """A (positions, columns) register tensor as [position][column]."""
-        return [[tensor[k, v] for v in range(self.columns)] for k in range(self.positions)]
+        return [[registers[k, v] for v in range(self.columns)] for k in range(self.positions)]
 
     def scores(self, words: list, bias: list) -> list[list[Float32]]:
         """Score + ape, [position][column].
@@ -138,44 +159,20 @@ def _store_rows(exists: Boolean, base: cute.Pointer, stride: Int64, words: list)
             arch.store(base + k * stride, words[k])
 
 
-def erase_missing(
-    window: Window, first: Int32, kv_words: list, score_words: list, bias: list | None = None
-) -> tuple:
-    """(kv words, score words, bias) with value 0, score -inf and APE 0 where no position exists.
-
-    bias may be left out where what it holds is known to be 0 there.
-    """
-    if window.coff == 1:
-        return kv_words, score_words, bias
-    half, columns = window.ratio, window.columns
-    word = bf16.WORD[columns]
-    lowest = bf16.negative_infinity(columns)
-    flat = [] if bias is None else [b for row in bias[:half] for b in row]
-    groups = _replace(
-        first,
-        [kv_words[:half], score_words[:half], flat],
-        [word(0), lowest, Float32(0.0)],
-    )
-    if bias is not None:
-        rows = [groups[2][k * columns : (k + 1) * columns] for k in range(half)]
-        bias = rows + bias[half:]
-    return groups[0] + kv_words[half:], groups[1] + score_words[half:], bias
-
-
 @cute.jit
 def _replace(condition: Int32, groups: list, replacements: list) -> list:
     """Every register of groups[i] becomes replacements[i] where the condition is not zero.
 
     A branch, because it is rarely taken and selects would cost an instruction a register.
     """
-    stores = []
+    copies = []
     for group, replacement in zip(groups, replacements, strict=True):
-        store = cute.make_rmem_tensor((max(len(group), 1),), type(replacement))
+        copy = cute.make_rmem_tensor((max(len(group), 1),), type(replacement))
         for k, value in enumerate(group):
-            store[k] = value
-        stores.append(store)
+            copy[k] = value
+        copies.append(copy)
     if condition != 0:
         for i in cutlass.range_constexpr(len(groups)):
             for k in cutlass.range_constexpr(len(groups[i])):
-                stores[i][k] = replacements[i]
-    return [[stores[i][k] for k in range(len(group))] for i, group in enumerate(groups)]
+                copies[i][k] = replacements[i]
+    return [[copies[i][k] for k in range(len(group))] for i, group in enumerate(groups)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Zeros for the gradients of tokens that lie in no computed row's block.
 
-Every token is looked at, each by one lane; a warp then writes what its 32 tokens need together.
+Every token is looked at, each by one lane; a warp then writes together what its 32 tokens need.
 So the cost of finding the tokens does not depend on where they are, and long gaps are shared out
 over all blocks.
 """
@@ -54,20 +54,21 @@ def zero_unpooled(
 def _zero(
     to_kv: cute.Pointer,
     to_score: cute.Pointer,
-    columns: Int32,
+    width: Int32,
     lane: Int32,
-    width: cutlass.Constexpr,
+    elements: cutlass.Constexpr,
 ) -> None:
-    column = lane * width
-    while column < columns:
-        if cutlass.const_expr(width == WIDE):
+    """A warp's zeros for one token: `width` columns of both, `elements` a store."""
+    column = lane * elements
+    while column < width:
+        if cutlass.const_expr(elements == WIDE):
             zeros = [Float32(0.0)] * (WIDE // 2)
             store_f32(to_kv + column, zeros)
             store_f32(to_score + column, zeros)
         else:
             arch.store(to_kv + column, Uint16(0))
             arch.store(to_score + column, Uint16(0))
-        column = column + WARP * width
+        column = column + WARP * elements
 
 
 def _all_multiples_of_wide(grad_kv: Matrix, grad_score: Matrix, width: Int32) -> Boolean:
