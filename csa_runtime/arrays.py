@@ -107,12 +107,8 @@ def describe(name: str, array: Any, stream: int | None = 0) -> Array:
 
 def _from_torch(name: str, tensor: Any) -> Array:
     # Written for speed: it runs for each array of each call.
-    try:
-        device, ordinal = _TORCH_DEVICES[tensor.device]
-        dtype = _TORCH_DTYPES[tensor.dtype]
-    except KeyError:
-        _learn_torch(name, tensor)
-        return _from_torch(name, tensor)
+    device, ordinal = _TORCH_DEVICES.get(tensor.device) or _learn_device(name, tensor.device)
+    dtype = _TORCH_DTYPES.get(tensor.dtype) or _learn_dtype(tensor.dtype)
     try:
         pointer = tensor.data_ptr()
     except RuntimeError as error:
@@ -134,13 +130,18 @@ def _from_torch(name: str, tensor: Any) -> Array:
     return array
 
 
-def _learn_torch(name: str, tensor: Any) -> None:
-    """Remember the plain forms of a tensor's device and dtype."""
-    device = tensor.device
+def _learn_device(name: str, device: Any) -> tuple[str, int]:
+    """Remember type and ordinal of torch's device."""
     if device.type not in ("cpu", "cuda"):
         raise _bad_device(name, str(device))
-    _TORCH_DEVICES[device] = (device.type, device.index if device.type == "cuda" else -1)
-    _TORCH_DTYPES[tensor.dtype] = str(tensor.dtype).partition(".")[2]
+    place = device.type, device.index if device.type == "cuda" else -1
+    _TORCH_DEVICES[device] = place
+    return place
+
+
+def _learn_dtype(dtype: Any) -> str:
+    """Remember the plain name of torch's dtype."""
+    return _TORCH_DTYPES.setdefault(dtype, str(dtype).partition(".")[2])
 
 
 def _from_dlpack(name: str, array: Any, stream: int | None) -> Array:

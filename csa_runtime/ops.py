@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from csa_runtime import _native, checks
@@ -145,12 +146,16 @@ def compressor_backward(
     checks.same_device(call.kv, (incoming,))
     checks.integer("the number of rows", rows, 0)
     checks.enough_tokens(call.kv.shape[0], rows, call.ratio)
-    given = _given_gradients(call, grads, accumulate)
+    if grads is None and accumulate:
+        raise ValueError("accumulate=True adds to a grad_ape; pass grads= with it")
+    given = None if grads is None else _given_gradients(call, grads, accumulate)
+    sums = call.ape is not None and (given is None or given[2] is not None)
     scratch = optional("workspace", workspace, call.exported)
     if scratch is not None:
-        _check_workspace(call, scratch, rows, grads is None or grads[2] is not None)
-    check_streams((incoming, *given, scratch), stream, call.stream)
-    checks.outputs((*given, scratch), (*call.read, incoming))
+        _check_workspace(call, scratch, rows, sums)
+    written = (*(given or ()), scratch)
+    check_streams((incoming, *written), stream, call.stream)
+    checks.outputs(written, (*call.read, incoming))
     check_contents(call, kv, (cu_seqlens, cu_seqlens_comp), rows)
     if call.kv.device == "cpu":
         check_can_allocate(call, grads)
@@ -159,11 +164,31 @@ def compressor_backward(
             *map(host_array, raw, (*call.read, incoming)),
             ratio=call.ratio,
             coff=call.coff,
-            grads=None if grads is None else tuple(map(host_array, grads, given)),
+            grads=None if grads is None else tuple(map(host_array, grads, written)),
             accumulate=accumulate,
         )
         return made if grads is None else (grads[0], grads[1], grads[2])
-    return _launch_backward(call, kv, ape, incoming, grads, given, scratch, accumulate)
+    if sums and scratch is None:
+        scratch = _take_workspace(call, kv, rows)
+    if grads is None or given is None:
+        owner, shape, on = call.owner, call.kv.shape, call.stream
+        bias = owner.empty(kv, call.ape.shape, "float32", on) if call.ape else None
+        grads = owner.empty(kv, shape, None, on), owner.empty(kv, shape, None, on), bias
+        given = _describe_gradients(call, grads)
+    grad_kv, grad_score, grad_ape = given
+    _native.launch_backward(
+        **fields(call, rows, (incoming, *given, scratch)),
+        flags=1 if accumulate and sums else 0,
+        grad_out=incoming.pointer,
+        grad_out_stride=row_stride(incoming),
+        grad_kv=grad_kv.pointer,
+        grad_kv_stride=row_stride(grad_kv),
+        grad_score=grad_score.pointer,
+        grad_score_stride=row_stride(grad_score),
+        grad_ape=None if grad_ape is None else grad_ape.pointer,
+        **_workspace_fields(scratch if sums else None),
+    )
+    return grads[0], grads[1], grads[2]
 
 
 def _reference() -> Any:
@@ -174,13 +199,9 @@ def _reference() -> Any:
 
 
 def _given_gradients(
-    call: Call, grads: Gradients | None, accumulate: bool
-) -> tuple[Array | None, Array | None, Array | None]:
+    call: Call, grads: Gradients, accumulate: bool
+) -> tuple[Array, Array, Array | None]:
     """Describe and check `grads`."""
-    if grads is None:
-        if accumulate:
-            raise ValueError("accumulate=True adds to a grad_ape; pass grads= with it")
-        return None, None, None
     if not isinstance(grads, (tuple, list)) or len(grads) != 3:
         raise ValueError("grads is no triple; (grad_kv, grad_score, grad_ape or None) is allowed")
     if grads[0] is None or grads[1] is None:
@@ -192,17 +213,23 @@ def _given_gradients(
             "accumulate=True with grads whose grad_ape is None; an array to add to is allowed: "
             "pass one, or accumulate=False"
         )
-    grad_kv = describe("grad_kv", grads[0], call.exported)
-    grad_score = describe("grad_score", grads[1], call.exported)
-    grad_ape = optional("grad_ape", grads[2], call.exported)
+    grad_kv, grad_score, grad_ape = given = _describe_gradients(call, grads)
     checks.matrix(grad_kv, call.kv.shape, call.kv.dtype, "kv")
     checks.matrix(grad_score, call.kv.shape, call.kv.dtype, "kv")
     if grad_ape is not None:
         if call.ape is None:
             raise ValueError("grads has a grad_ape but ape is None; pass the ape or None for both")
         checks.bias(grad_ape, call.kv, call.ratio)
-    checks.same_device(call.kv, (grad_kv, grad_score, grad_ape))
-    return grad_kv, grad_score, grad_ape
+    checks.same_device(call.kv, given)
+    return given
+
+
+def _describe_gradients(call: Call, grads: Gradients) -> tuple[Array, Array, Array | None]:
+    return (
+        describe("grad_kv", grads[0], call.exported),
+        describe("grad_score", grads[1], call.exported),
+        optional("grad_ape", grads[2], call.exported),
+    )
 
 
 def _check_workspace(call: Call, scratch: Array, rows: int, sums: bool) -> None:
@@ -214,7 +241,7 @@ def _check_workspace(call: Call, scratch: Array, rows: int, sums: bool) -> None:
             "uint8 (backward_workspace_bytes(...),)"
         )
     checks.same_device(call.kv, (scratch,))
-    if call.kv.device != "cpu" or call.ape is None or not sums:
+    if call.kv.device != "cpu" or not sums:
         return
     try:
         needed = _workspace_bytes(call, rows)
@@ -253,47 +280,8 @@ def _take_workspace(call: Call, kv: Any, rows: int) -> Array | None:
     return describe("workspace", memory, call.exported)
 
 
-def _launch_backward(
-    call: Call,
-    kv: Any,
-    ape: Any,
-    incoming: Array,
-    grads: Gradients | None,
-    given: tuple[Array | None, Array | None, Array | None],
-    scratch: Array | None,
-    accumulate: bool,
-) -> Gradients:
-    """Allocate what was not given and launch."""
-    rows, stream, owner = incoming.shape[0], call.stream, call.owner
-    wanted = ape is not None and (grads is None or grads[2] is not None)
-    if wanted and scratch is None:
-        scratch = _take_workspace(call, kv, rows)
-    if grads is None:
-        grad_ape = owner.empty(kv, call.ape.shape, "float32", stream) if call.ape else None
-        grads = (
-            owner.empty(kv, call.kv.shape, None, stream),
-            owner.empty(kv, call.kv.shape, None, stream),
-            grad_ape,
-        )
-        given = _given_gradients(call, grads, False)
-    grad_kv, grad_score, sums = given
-    assert grad_kv is not None and grad_score is not None
-    _native.launch_backward(
-        **fields(call, rows, (incoming, *given, scratch)),
-        flags=1 if accumulate and sums is not None else 0,
-        grad_out=incoming.pointer,
-        grad_out_stride=row_stride(incoming),
-        grad_kv=grad_kv.pointer,
-        grad_kv_stride=row_stride(grad_kv),
-        grad_score=grad_score.pointer,
-        grad_score_stride=row_stride(grad_score),
-        grad_ape=None if sums is None else sums.pointer,
-        **_workspace_fields(scratch if wanted else None),
-    )
-    return grads[0], grads[1], grads[2]
-
-
 def _workspace_fields(scratch: Array | None) -> dict[str, Any]:
     if scratch is None or 0 in scratch.shape:
         return {"workspace": None, "workspace_bytes": 0}
-    return {"workspace": scratch.pointer, "workspace_bytes": checks.span(scratch)}
+    size = math.prod(scratch.shape) * ITEMSIZE[scratch.dtype]
+    return {"workspace": scratch.pointer, "workspace_bytes": size}
