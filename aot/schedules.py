@@ -8,7 +8,7 @@ says how a row becomes a grid.
 
 from dataclasses import dataclass
 
-from aot.variants import BY_NAME, VARIANTS, WINDOWS, Variant
+from aot.variants import BY_NAME, SHORT_WINDOWS, VARIANTS, Variant
 
 ANY = -1
 
@@ -42,14 +42,7 @@ def _short(ratio: int, coff: int) -> tuple[Row, ...]:
     forward = f"csa_forward_r{ratio}_c{coff}_bf16_v"
     backward = f"csa_backward_r{ratio}_c{coff}_bf16_v"
     return (
-        (
-            forward + "2",
-            400_000,
-            7,
-            0,
-            0,
-            "3.1 us, 4 columns 3.3, at 2**18; then 7.4 to 6.6",
-        ),
+        (forward + "2", 400_000, 7, 0, 0, "3.1 us, 4 columns 3.3, at 2**18; then 7.4 to 6.6"),
         (forward + "4", ANY, 7, 0, 0, "132 us, 2 columns 132 to 163, at 2**24 elements"),
         (forward + "2", ANY, 7, 0, 0, "for what 4 columns cannot serve"),
         (forward + "1", ANY, 7, 0, 0, "serves everything"),
@@ -95,7 +88,7 @@ def _schedule(architecture: int, row: Row) -> Schedule:
 SCHEDULES: tuple[Schedule, ...] = tuple(
     _schedule(architecture, row)
     for architecture in sorted({a for v in VARIANTS for a in v.architectures})
-    for rows in (*(_short(ratio, coff) for ratio, coff in WINDOWS), _LONG, _FINISH)
+    for rows in (*(_short(ratio, coff) for ratio, coff in SHORT_WINDOWS), _LONG, _FINISH)
     for row in rows
     if architecture in BY_NAME[row[0]].architectures
 )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of kernel variants: one frozen row is one name is one kernel.
 
-What a kernel needs to know at compile time is a field here; everything else (head_dim, strides,
-counts) is a run-time parameter. Names are derived in this file and nowhere else.
+What a kernel needs to know at compile time is a field here; all else (head_dim, strides, counts)
+is a run-time parameter. Names are derived in this file and nowhere else.
 """
 
 from dataclasses import dataclass
@@ -81,6 +81,7 @@ class Variant:
     it. 0 means `columns`.
     holds_ape: whether a block keeps its tile of the APE in shared memory.
     batch: positions that a thread of a long window loads together.
+    architectures: those it is built for.
     """
 
     operation: str
@@ -133,8 +134,9 @@ BACKWARD_THREADS = 256
 # (elements of a block, threads): many threads for each element of a small plane, one of a large.
 FINISH_BLOCKS = ((32, 512), (64, 256), (256, 256))
 
-# Windows of the small-window family: they fit in registers.
-WINDOWS = tuple((ratio, coff) for ratio in (2, 4) for coff in (1, 2))
+# Windows that a thread holds in registers, and the ratio of those that a block's warps share.
+SHORT_WINDOWS = tuple((ratio, coff) for ratio in (2, 4) for coff in (1, 2))
+LONG_RATIO = 128
 
 
 def _forward_blocks(ratio: int, coff: int, columns: int) -> int:
@@ -157,8 +159,6 @@ def _long(operation: str, coff: int, columns: int, threads: int, **fields: Any) 
     return Variant(operation, LONG_RATIO, coff, "bf16", columns, threads, kind="long", **fields)
 
 
-# Windows that a block's warps share.
-LONG_RATIO = 128
 _LONG = (
     _long("forward", 1, 2, 256, batch=16),
     _long("forward", 1, 1, 512, batch=8),
@@ -185,7 +185,7 @@ VARIANTS: tuple[Variant, ...] = (
             "forward", ratio, coff, "bf16", columns, FORWARD_THREADS,
             _forward_blocks(ratio, coff, columns),
         )
-        for ratio, coff in WINDOWS
+        for ratio, coff in SHORT_WINDOWS
         for columns in (1, 2, 4)
     ),
     *(
@@ -194,7 +194,7 @@ VARIANTS: tuple[Variant, ...] = (
             _backward_blocks(ratio, coff, columns),
             architectures=_backward_architectures(ratio, coff, columns),
         )
-        for ratio, coff in WINDOWS
+        for ratio, coff in SHORT_WINDOWS
         for columns in (1, 2, 4)
     ),
     *_LONG,

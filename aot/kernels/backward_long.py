@@ -66,6 +66,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         wanted_column = tile_column + lane * window.columns
         column = min(wanted_column, head_dim - window.columns)
         packed_column = window.column(head_dim, column, warp)
+        # A lane copies other columns than it reads: 16 bytes, of its own warp's positions.
         copied_column = row_buffer.column(tile_column, head_dim, lane)
         copied_column = window.column(head_dim, copied_column, warp)
         active = wanted_column < head_dim
@@ -77,11 +78,11 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         grad_out = Matrix(grad_out, grad_out_stride)
         grad_kv = Matrix(grad_kv, grad_kv_stride)
         grad_score = Matrix(grad_score, grad_score_stride)
-        real = pack.real_rows()
+        real_rows = pack.real_rows()
         row = Uint32(group)
         step = Uint32(groups)
         look_up_rows(row_table, memory, Int32(0), pack, row, groups, rows)
-        real_rows = Uint32(max(min(real, rows), 0))
+        real_rows = Uint32(max(min(real_rows, rows), 0))
         grad_word = bf16.WORD[window.columns](0)
         if row < real_rows:
             grad_word = load_word_once(grad_out.at(row, column), window.columns)
@@ -126,19 +127,17 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                 exists, grads, weights, values,
             )  # fmt: skip
             if exists & active:
+                start = window.first_token(token, warp)
                 _store_gradients(
-                    window, grad_kv, grad_score,
-                    window.first_token(token, warp), packed_column, grads, weights, values,
+                    window, grad_kv, grad_score, start, packed_column, grads, weights, values,
                     scales, dots, sums,
                 )  # fmt: skip
             if cutlass.const_expr(window.coff == 2):
                 # No next block pools the first half of a last block's columns.
                 unpooled = (last != 0) | (row + 1 >= real_rows)
                 if unpooled & active & window.in_own_half(warp):
-                    _store_zeros(
-                        window, grad_kv, grad_score,
-                        window.first_token(token, warp), column,
-                    )  # fmt: skip
+                    start = window.first_token(token, warp)
+                    _store_zeros(window, grad_kv, grad_score, start, column)
             arch.sync_warp()  # the next copies overwrite what every lane has read by now
             row = row + step
             index = index + 1
@@ -166,7 +165,10 @@ def _store_gradients(
     dots: list,
     sums: cute.Tensor,
 ) -> None:
-    """Writes a thread's gradients and adds those of the scores, unrounded, to `sums`."""
+    """Writes a thread's gradients and adds those of the scores, unrounded, to `sums`.
+
+    start: the token of the thread's first position. scales, dots: as `softmax_row` returns them.
+    """
     to_kv = grad_kv.at(start, column)
     to_score = grad_score.at(start, column)
     for k in range(window.warp_positions):
@@ -183,11 +185,7 @@ def _store_gradients(
 
 
 def _store_zeros(
-    window: LongWindow,
-    grad_kv: Matrix,
-    grad_score: Matrix,
-    start: Int32,
-    column: Int32,
+    window: LongWindow, grad_kv: Matrix, grad_score: Matrix, start: Int32, column: Int32
 ) -> None:
     """Writes zeros at a warp's tokens in the columns that the next block pools."""
     to_kv = grad_kv.at(start, column)
