@@ -114,7 +114,8 @@ def matrix(array: Array, shape: tuple[int, ...], dtype: str, like: str) -> None:
             f"{array.name} has row stride {pitch}; 0 or more is allowed: copy it into a "
             "contiguous array"
         )
-    aligned(array)
+    if array.pointer % ITEMSIZE[dtype]:
+        raise _misaligned(array)
 
 
 def exactly(array: Array, shape: tuple[int, ...], dtype: str, advice: str) -> None:
@@ -125,16 +126,15 @@ def exactly(array: Array, shape: tuple[int, ...], dtype: str, advice: str) -> No
             f"{array.name} is {array.dtype} {array.shape}{layout}; contiguous {dtype} {shape} is "
             f"allowed: {advice}"
         )
-    aligned(array)
+    if array.pointer % ITEMSIZE[dtype]:
+        raise _misaligned(array)
 
 
-def aligned(array: Array) -> None:
-    """Check that the base address is a multiple of the element."""
-    if array.pointer % ITEMSIZE[array.dtype]:
-        raise ValueError(
-            f"{array.name} begins at address {array.pointer:#x}; a multiple of its element's "
-            f"{ITEMSIZE[array.dtype]} bytes is allowed: copy it into an array of its own"
-        )
+def _misaligned(array: Array) -> ValueError:
+    return ValueError(
+        f"{array.name} begins at address {array.pointer:#x}; a multiple of its element's "
+        f"{ITEMSIZE[array.dtype]} bytes is allowed: copy it into an array of its own"
+    )
 
 
 def contiguous(array: Array) -> bool:
@@ -170,11 +170,12 @@ def enough_tokens(tokens: int, rows: int, ratio: int) -> None:
 
 def outputs(results: tuple[Array | None, ...], read: tuple[Array | None, ...]) -> None:
     """Check that results can be written and, on the CPU, overlap nothing else."""
-    written = [result for result in results if result is not None]
-    for result in written:
-        if result.library == "torch":
+    for result in results:
+        if result is None:
+            continue
+        if result.library == "torch" and result.owner.requires_grad:
             torch: Any = sys.modules["torch"]
-            if result.owner.requires_grad and torch.is_grad_enabled():
+            if torch.is_grad_enabled():
                 raise ValueError(
                     f"{result.name} requires a gradient, which writing into it would falsify; a "
                     "tensor that requires none is allowed: detach() it, or call under "
@@ -185,15 +186,14 @@ def outputs(results: tuple[Array | None, ...], read: tuple[Array | None, ...]) -
                 f"{result.name} is a read-only array of {result.library!r}; one that may be "
                 "written is allowed: make it with torch, cupy, numba or NumPy"
             )
-    if not written or written[0].device != "cpu":
-        return
-    for position, result in enumerate(written):
+    written = [result for result in results if result is not None and result.device == "cpu"]
+    for position, result in enumerate(written, start=1):
         if len(result.shape) == 2 and result.shape[0] > 1 and result.strides[0] < result.shape[1]:
             raise ValueError(
                 f"{result.name} has row stride {result.strides[0]}; at least its width "
                 f"{result.shape[1]} is allowed: rows of a result may not overlap"
             )
-        for other in (*read, *written[position + 1 :]):
+        for other in (*read, *written[position:]):
             if other is not None and overlap(result, other):
                 raise ValueError(
                     f"{result.name} overlaps {other.name}; a result in memory of its own is "

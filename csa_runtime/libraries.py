@@ -58,8 +58,13 @@ class Library:
 
     def values(self, array: Any, stream: int) -> list[int]:
         """Contents of an integer vector, read back behind what is pending on `stream`."""
-        values: list[int] = array.tolist()
-        return values
+        with self._on(array, stream):
+            values: list[int] = array.tolist()
+            return values
+
+    def _on(self, array: Any, stream: int) -> contextlib.AbstractContextManager[Any]:
+        """Makes `stream`, and the array's device, the library's current ones."""
+        return contextlib.nullcontext()
 
     def graph_owns(self, memory: Any) -> bool:
         """Whether memory taken during a capture lives as long as the graph."""
@@ -116,12 +121,6 @@ class Torch(Library):
             memory.record_stream(self.torch.cuda.ExternalStream(stream, device=like.device))
         return memory
 
-    def values(self, array: Any, stream: int) -> list[int]:
-        """Waits for the stream."""
-        with self._on(array, stream):
-            values: list[int] = array.tolist()
-            return values
-
     def graph_owns(self, memory: Any) -> bool:
         """Whether it came from a private pool, which `torch.cuda.graph` keeps for its graph.
 
@@ -165,12 +164,6 @@ class Cupy(Library):
         """From cupy's pool."""
         with self._on(like, stream):
             return sys.modules["cupy"].empty(shape, dtype=like.dtype if dtype is None else dtype)
-
-    def values(self, array: Any, stream: int) -> list[int]:
-        """Waits for the stream."""
-        with self._on(array, stream):
-            values: list[int] = array.tolist()
-            return values
 
 
 class Numba(Library):
