@@ -102,8 +102,8 @@ def unlisted(cubins: Path, manifest: Manifest) -> list[Path]:
     return sorted(p for p in cubins.glob("sm_*/*") if p not in listed)
 
 
-def _problems(cubins: Path, manifest: Manifest) -> Iterator[str]:
-    """Every way in which the manifest contradicts itself or the files beside it."""
+def _table_problems(manifest: Manifest) -> Iterator[str]:
+    """Every way in which the manifest's tables contradict themselves."""
     parameters = manifest["parameters"]
     variants = {variant["name"]: variant for variant in manifest["variants"]}
     if len(variants) != len(manifest["variants"]):
@@ -128,6 +128,12 @@ def _problems(cubins: Path, manifest: Manifest) -> Iterator[str]:
             yield f"schedule {row}: names {schedule['variant']}, which is not of its family"
         elif (schedule["variant"], schedule["arch"]) not in images:
             yield f"schedule {row}: no image of {schedule['variant']} for sm_{schedule['arch']}"
+
+
+def _image_problems(cubins: Path, manifest: Manifest) -> Iterator[str]:
+    """Every way in which files, their records and the variants contradict each other."""
+    parameters = manifest["parameters"]
+    variants = {variant["name"]: variant for variant in manifest["variants"]}
     for image in manifest["images"]:
         where = image["file"]
         variant = variants.get(image["variant"])
@@ -162,7 +168,7 @@ def verify(cubins: Path) -> Manifest:
     """
     manifest = read_manifest(cubins)
     try:
-        problems = list(_problems(cubins, manifest))
+        problems = [*_table_problems(manifest), *_image_problems(cubins, manifest)]
     except (KeyError, TypeError, AttributeError) as error:
         raise BundleError(f"{cubins / MANIFEST}: malformed record: {error!r}") from error
     if problems:
@@ -181,7 +187,7 @@ def _aligned(offset: int) -> int:
     return -(-offset // IMAGE_ALIGNMENT) * IMAGE_ALIGNMENT
 
 
-def _table(manifest: Manifest, first_image: int) -> bytes:
+def _tables(manifest: Manifest, first_image: int) -> bytes:
     """The three tables, unpadded, with the first image's data at offset `first_image`."""
     ids = {name: parameter["id"] for name, parameter in manifest["parameters"].items()}
     index = {variant["name"]: i for i, variant in enumerate(manifest["variants"])}
@@ -224,16 +230,16 @@ def pack(cubins: Path) -> bytes:
     off_images = off_schedules + counts[1] * SCHEDULE.size
     first_image = _aligned(off_images + counts[2] * IMAGE.size)
     try:
-        table = _table(manifest, first_image).ljust(first_image - HEADER.size, b"\0")
+        tables = _tables(manifest, first_image).ljust(first_image - HEADER.size, b"\0")
     except (KeyError, ValueError, struct.error) as error:
         raise BundleError(f"{cubins / MANIFEST}: {error!r}") from error
-    data = bytearray(HEADER.size) + table
+    data = bytearray(HEADER.size) + tables
     for image in manifest["images"]:
         data += (cubins / image["file"]).read_bytes()
         data += bytes(_aligned(len(data)) - len(data))
     HEADER.pack_into(
         data, 0, MAGIC, SCHEMA, HEADER.size, len(data), *counts, 0,
-        off_variants, off_schedules, off_images, hashlib.sha256(table).digest(),
+        off_variants, off_schedules, off_images, hashlib.sha256(tables).digest(),
     )  # fmt: skip
     return bytes(data)
 

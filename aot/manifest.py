@@ -8,7 +8,7 @@ from typing import Any
 
 from aot import bundle, elf
 from aot.compile import DSL, DSL_VERSION, FLAVOUR, NEW_LAYOUT, OPTIONS, check
-from aot.schedules import SCHEDULES
+from aot.schedules import SCHEDULES, Schedule
 from aot.variants import PARAMETERS, VARIANTS, Variant
 
 HERE = Path(__file__).parent
@@ -59,6 +59,38 @@ def image_record(variant: Variant, arch: int, image: bytes, digest: str) -> Reco
     }
 
 
+def _variant_record(variant: Variant) -> Record:
+    return {
+        "name": variant.name,
+        "operation": variant.operation,
+        "ratio": variant.ratio,
+        "coff": variant.coff,
+        "dtype": variant.dtype,
+        "kind": variant.kind,
+        "columns": variant.columns,
+        "alignment": variant.required_alignment,
+        "threads": variant.threads,
+        "dynamic_shared": variant.dynamic_shared,
+        "params": list(variant.parameters),
+    }
+
+
+def _schedule_record(schedule: Schedule) -> Record:
+    return {
+        "arch": schedule.architecture,
+        "operation": schedule.variant.operation,
+        "ratio": schedule.variant.ratio,
+        "coff": schedule.variant.coff,
+        "dtype": schedule.variant.dtype,
+        "variant": schedule.variant.name,
+        "max_elements": schedule.max_elements,
+        "lanes_log2": schedule.lanes_log2,
+        "ctas": schedule.ctas,
+        "fill_ctas": schedule.fill_ctas,
+        "evidence": schedule.evidence,
+    }
+
+
 def compose(records: Iterable[Record]) -> bundle.Manifest:
     """The manifest of these images, with the tables as they are now.
 
@@ -76,36 +108,9 @@ def compose(records: Iterable[Record]) -> bundle.Manifest:
         },
         "source_digest": source_digest(),
         "parameters": {name: {"id": i, "bytes": b} for name, (i, b) in PARAMETERS.items()},
-        "variants": [
-            {
-                "name": variant.name,
-                "operation": variant.operation,
-                "ratio": variant.ratio,
-                "coff": variant.coff,
-                "dtype": variant.dtype,
-                "kind": variant.kind,
-                "columns": variant.columns,
-                "alignment": variant.required_alignment,
-                "threads": variant.threads,
-                "dynamic_shared": variant.dynamic_shared,
-                "params": list(variant.parameters),
-            }
-            for variant in VARIANTS
-        ],
+        "variants": [_variant_record(variant) for variant in VARIANTS],
         "schedules": [
-            {
-                "arch": schedule.architecture,
-                "operation": schedule.variant.operation,
-                "ratio": schedule.variant.ratio,
-                "coff": schedule.variant.coff,
-                "dtype": schedule.variant.dtype,
-                "variant": schedule.variant.name,
-                "max_elements": schedule.max_elements,
-                "lanes_log2": schedule.lanes_log2,
-                "ctas": schedule.ctas,
-                "fill_ctas": schedule.fill_ctas,
-                "evidence": schedule.evidence,
-            }
+            _schedule_record(schedule)
             for schedule in SCHEDULES
             if (schedule.variant.name, schedule.architecture) in by_key
         ],

@@ -15,15 +15,6 @@ def negative_infinity(columns: int) -> Any:
     return WORD[columns](0xFF80FF80FF80FF80 >> (64 - 16 * columns))
 
 
-def halves(word: Any, columns: int) -> list:
-    """A word's 32-bit pieces of at most two bf16, lowest address first."""
-    if columns == 1:
-        return [Uint32(word)]
-    if columns == 2:
-        return [word]
-    return [Uint32(word & Uint64(0xFFFFFFFF)), Uint32(word >> 32)]
-
-
 def join(words: list) -> Any:
     """One or two adjacent words as one, lowest address first."""
     if len(words) == 1:
@@ -34,7 +25,7 @@ def join(words: list) -> Any:
 def unpack(word: Any, columns: int) -> list[Float32]:
     """The values of a word, lowest address first."""
     values = []
-    for half in halves(word, columns):
+    for half in _halves(word, columns):
         values.append((half << 16).bitcast(Float32))
         values.append((half & Uint32(0xFFFF0000)).bitcast(Float32))
     return values[:columns]
@@ -52,7 +43,7 @@ def scale(word: Any, columns: int, power: int) -> Any:
     factor = Uint32((127 + power) << 7 | (127 + power) << 23)
     minus_zero = Uint32(0x80008000)
     scaled = [
-        ptx(Uint32, "fma.rn.bf16x2", half, factor, minus_zero) for half in halves(word, columns)
+        ptx(Uint32, "fma.rn.bf16x2", half, factor, minus_zero) for half in _halves(word, columns)
     ]
     return Uint16(scaled[0] & Uint32(0xFFFF)) if columns == 1 else join(scaled)
 
@@ -60,7 +51,7 @@ def scale(word: Any, columns: int, power: int) -> Any:
 def largest_magnitudes(words: list, columns: int) -> list[Float32]:
     """Largest |value| over words, per column, at half an instruction an element."""
     largest = []
-    for column_halves in zip(*(halves(word, columns) for word in words), strict=True):
+    for column_halves in zip(*(_halves(word, columns) for word in words), strict=True):
         most = ptx(Uint32, "abs.bf16x2", column_halves[0])
         for half in column_halves[1:]:
             most = ptx(Uint32, "max.bf16x2", most, ptx(Uint32, "abs.bf16x2", half))
@@ -70,3 +61,12 @@ def largest_magnitudes(words: list, columns: int) -> list[Float32]:
 
 def _round_pair(low: Float32, high: Float32) -> Uint32:
     return ptx(Uint32, "cvt.rn.bf16x2.f32", high, low)
+
+
+def _halves(word: Any, columns: int) -> list:
+    """A word's 32-bit pieces of at most two bf16, lowest address first."""
+    if columns == 1:
+        return [Uint32(word)]
+    if columns == 2:
+        return [word]
+    return [Uint32(word & Uint64(0xFFFFFFFF)), Uint32(word >> 32)]

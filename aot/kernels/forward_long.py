@@ -26,6 +26,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     """(kernel, host function, sample arguments) of a forward variant, for the compiler."""
     warps = variant.threads // WARP
     window = LongWindow(variant.ratio, variant.coff, variant.columns, warps, variant.batch)
+    tile = WARP * window.columns  # columns of a block
+    table = warps * tile
 
     @cute.kernel
     def forward(
@@ -67,18 +69,18 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                 bias = window.load_ape(ape, head_dim, warp, begin, offset)
                 _accumulate(window, begin == 0, scores, values, bias, highest, total, pooled)
 
-        base = arch.alloc_smem(Float32, 3 * variant.threads * window.columns)
+        # Three tables, [warp][column of the tile]: maxima, sums of weights, weighted sums.
+        base = arch.alloc_smem(Float32, 3 * table)
         for v in cutlass.range_constexpr(window.columns):
-            at = base + (warp * (WARP * window.columns) + lane * window.columns + v)
+            at = base + (warp * tile + lane * window.columns + v)
             arch.store(at, highest[v], ss="cta")
-            arch.store(at + variant.threads * window.columns, total[v], ss="cta")
-            arch.store(at + 2 * variant.threads * window.columns, pooled[v], ss="cta")
+            arch.store(at + table, total[v], ss="cta")
+            arch.store(at + 2 * table, pooled[v], ss="cta")
         arch.sync_threads()
-        tile = WARP * window.columns
         if thread < tile:
             column = column_tile * tile + thread
             if column < head_dim:
-                result = _merge(window, base + thread, tile, variant.threads * window.columns)
+                result = _merge(window, base + thread, tile, table)
                 arch.store(Matrix(out, out_stride).at(row, column), bf16.pack([result]))
 
     return launchable(forward, variant)
@@ -120,15 +122,18 @@ def _accumulate(
         highest[v], total[v], pooled[v] = most, sum_weights, sum_values
 
 
-def _merge(window: LongWindow, base: cute.Pointer, stride: int, plane: int) -> Float32:
-    """One column's result from the partial sums of all warps, in ascending order."""
-    maxima = [arch.load(base + w * stride, Float32, ss="cta") for w in range(window.warps)]
+def _merge(window: LongWindow, base: cute.Pointer, tile: int, table: int) -> Float32:
+    """One column's result from the partial sums of all warps, in ascending order.
+
+    base: the column's place in the first table, of rows of `tile` floats; the tables have `table`.
+    """
+    maxima = [arch.load(base + w * tile, Float32, ss="cta") for w in range(window.warps)]
     most = ar.largest(maxima)
     total, pooled = Float32(0.0), Float32(0.0)
     for w, m in enumerate(maxima):
         scale = ar.exp_approx(m - most)
-        total = ar.fma_rn(arch.load(base + (plane + w * stride), Float32, ss="cta"), scale, total)
+        total = ar.fma_rn(arch.load(base + (table + w * tile), Float32, ss="cta"), scale, total)
         pooled = ar.fma_rn(
-            arch.load(base + (2 * plane + w * stride), Float32, ss="cta"), scale, pooled
+            arch.load(base + (2 * table + w * tile), Float32, ss="cta"), scale, pooled
         )
     return pooled * ar.rcp_approx(total) * Float32(window.positions)
