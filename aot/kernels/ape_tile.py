@@ -29,7 +29,7 @@ class ApeTile:
     @property
     def words(self) -> int:
         """Size in 32-bit words."""
-        return self.window.positions * WARP * self.window.columns if self.held else 0
+        return self.window.positions * self.window.tile if self.held else 0
 
     def fill(
         self,
@@ -40,7 +40,7 @@ class ApeTile:
         lane: Int32,
         column: Int32,
     ) -> None:
-        """Reads a thread's part from memory, once."""
+        """Moves a thread's part from global to shared memory, once, where it is held."""
         if self.held:
             for k, row in enumerate(self.window.load_whole_ape(ape, head_dim, warp, column)):
                 store_f32(self._at(memory, warp, lane, k), row)

@@ -62,7 +62,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         block, _, _ = arch.block_idx()
         lane, warp = thread % WARP, arch.make_warp_uniform(thread // WARP)
         group, column_tile = block // column_tiles, block % column_tiles
-        tile_column = column_tile * (WARP * window.columns)
+        tile_column = column_tile * window.tile
         wanted_column = tile_column + lane * window.columns
         column = min(wanted_column, head_dim - window.columns)
         packed_column = window.column(head_dim, column, warp)

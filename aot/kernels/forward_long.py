@@ -26,7 +26,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     """(kernel, host function, sample arguments) of a forward variant, for the compiler."""
     warps = variant.threads // WARP
     window = LongWindow(variant.ratio, variant.coff, variant.columns, warps, variant.batch)
-    tile = WARP * window.columns  # columns of a block
+    tile = window.tile
     table = warps * tile
 
     @cute.kernel

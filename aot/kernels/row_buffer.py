@@ -2,8 +2,8 @@
 """Raw kv and score of a block's next rows in shared memory, filled by asynchronous copies.
 
 Laid out [slot][KV, SCORE][position of the window][column of the tile], bf16: a row stays in slot
-`index % DEPTH` from its copy to its last read. A warp copies and
-reads the positions it owns and no others.
+`index % DEPTH` from its copy to its last read. A warp copies and reads the positions it owns and no
+others.
 """
 
 from dataclasses import dataclass
@@ -36,19 +36,14 @@ class RowBuffer:
     offset: int
 
     @property
-    def tile(self) -> int:
-        """Columns of the block's tile."""
-        return WARP * self.window.columns
-
-    @property
     def words(self) -> int:
         """Size in 32-bit words."""
-        return DEPTH * 2 * self.window.positions * self.tile // 2
+        return DEPTH * 2 * self.window.positions * self.window.tile // 2
 
     def column(self, tile_column: Int32, head_dim: Int32, lane: Int32) -> Int32:
         """The first column that a lane copies; past the last one it repeats the last piece."""
         if self.asynchronous:
-            column = tile_column + (lane % (self.tile // PIECE)) * PIECE
+            column = tile_column + (lane % (self.window.tile // PIECE)) * PIECE
             return select(column < head_dim, column, head_dim - PIECE)
         column = tile_column + lane * self.window.columns
         return select(column < head_dim, column, head_dim - self.window.columns)
@@ -64,24 +59,25 @@ class RowBuffer:
         lane: Int32,
         column: Int32,
     ) -> None:
-        """Starts a warp's copies of one tensor; `column` is the lane's own."""
-        if not self.asynchronous:
+        """Starts a warp's copies of one tensor, KV or SCORE.
+
+        start: the token of the warp's first position. column: as `self.column` gives it, packed.
+        """
+        if self.asynchronous:
+            pieces = self.window.tile // PIECE
+            together = WARP // pieces  # positions that one instruction of the warp copies
+            position = lane // pieces
+            source = tensor.at(start + position, column)
+            target = self._at(memory, slot, which, warp, position) + (lane % pieces) * PIECE
+            for k in range(0, self.window.warp_positions, together):
+                copy_async_16(target + k * self.window.tile, source + k * tensor.stride)
+        else:
+            columns, positions = self.window.columns, range(self.window.warp_positions)
             source = tensor.at(start, column)
-            target = self._at(memory, slot, which, warp, Int32(0)) + lane * self.window.columns
-            words = [
-                load_word_once(source + k * tensor.stride, self.window.columns)
-                for k in range(self.window.warp_positions)
-            ]
+            target = self._at(memory, slot, which, warp, Int32(0)) + lane * columns
+            words = [load_word_once(source + k * tensor.stride, columns) for k in positions]
             for k, word in enumerate(words):
-                arch.store(target + k * self.tile, word, ss="cta")
-            return
-        pieces = self.tile // PIECE
-        together = WARP // pieces  # positions that one instruction of the warp copies
-        position = lane // pieces
-        source = tensor.at(start + position, column)
-        target = self._at(memory, slot, which, warp, position) + (lane % pieces) * PIECE
-        for k in range(0, self.window.warp_positions, together):
-            copy_async_16(target + k * self.tile, source + k * tensor.stride)
+                arch.store(target + k * self.window.tile, word, ss="cta")
 
     def read(
         self, memory: cute.Pointer, slot: Int32, which: int, warp: Int32, lane: Int32
@@ -90,7 +86,9 @@ class RowBuffer:
         columns = self.window.columns
         first = self._at(memory, slot, which, warp, Int32(0)) + lane * columns
         return [
-            bf16.unpack(arch.load(first + k * self.tile, bf16.WORD[columns], ss="cta"), columns)
+            bf16.unpack(
+                arch.load(first + k * self.window.tile, bf16.WORD[columns], ss="cta"), columns
+            )
             for k in range(self.window.warp_positions)
         ]
 
@@ -99,7 +97,7 @@ class RowBuffer:
     ) -> cute.Pointer:
         row = (slot * 2 + which) * self.window.positions
         row = row + warp * self.window.warp_positions + position
-        return cute.recast_ptr(memory + self.offset, dtype=BFloat16) + row * self.tile
+        return cute.recast_ptr(memory + self.offset, dtype=BFloat16) + row * self.window.tile
 
 
 @cute.jit

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the blocks of a block's next rows start, found by all its threads at once.
+"""Where a block's next rows start in the pack, found by all its threads at once.
 
 A persistent block takes every `groups`-th row. Each thread looks one of the next `threads` rows up,
 so that a row costs its warps one load from shared memory.
@@ -20,8 +20,8 @@ class RowTable:
     """Of 2 * threads rows, the first token and whether the block is its segment's first, last.
 
     Two int32 a row: the token, and first + 2 * last. Looking up fills one half of the table, so
-    that rows of the other half may still be in work. It lies `offset` words into the block's shared
-    memory.
+    that rows of the other half may still be in work. It lies `offset` words into
+    the block's shared memory.
     """
 
     threads: int

@@ -26,7 +26,7 @@ class WarpExchange:
     @property
     def entries(self) -> int:
         """Columns of the tile times warps."""
-        return self.window.warps * WARP * self.window.columns
+        return self.window.warps * self.window.tile
 
     @property
     def words(self) -> int:

@@ -14,6 +14,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 
 from aot.kernels.memory import Matrix, load_f32, load_word_once
 from aot.kernels.ptx import select
+from aot.kernels.segments import WARP
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class LongWindow:
     def warp_positions(self) -> int:
         """Positions of one warp."""
         return self.positions // self.warps
+
+    @property
+    def tile(self) -> int:
+        """Columns of a block's tile, of which a lane of every warp owns `columns`."""
+        return WARP * self.columns
 
     @property
     def log2_positions(self) -> int:
