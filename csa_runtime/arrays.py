@@ -75,14 +75,15 @@ def library_of(array: Any) -> str:
     return "jax" if name == "jaxlib" else name
 
 
-def describe(name: str, array: Any, stream: int | None = 0) -> Array:
+def describe(name: str, array: Any, stream: int = 0) -> Array:
     """Describe one array.
 
     Args:
         name: the argument's name, for messages.
         array: a torch tensor, a NumPy array, or anything with DLPack or
             `__cuda_array_interface__`.
-        stream: the CUDA stream that will use it, if it is on a GPU.
+        stream: handle of the CUDA stream that will use it, if it is on a GPU: an exporter makes it
+            wait for what is pending; -1: nothing waits.
 
     Raises:
         ValueError: not an array, or on a device that is neither CPU nor CUDA.
@@ -144,7 +145,7 @@ def _learn_dtype(dtype: Any) -> str:
     return _TORCH_DTYPES.setdefault(dtype, str(dtype).partition(".")[2])
 
 
-def _from_dlpack(name: str, array: Any, stream: int | None) -> Array:
+def _from_dlpack(name: str, array: Any, stream: int) -> Array:
     from csa_runtime import dlpack  # ctypes: milliseconds that only its users should pay
 
     try:
