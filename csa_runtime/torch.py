@@ -53,6 +53,13 @@ def _plain(tensors: Sequence[Tensor | None]) -> bool:
     return tensors[0] is not None and not tensors[0].is_meta
 
 
+def _transformed() -> bool:
+    """Whether one of torch.func's transforms sees this call, outside `torch.compile`."""
+    if _transforms is None or torch.compiler.is_compiling():
+        return False
+    return _transforms() is not None
+
+
 _forward_op = torch.ops.csa_runtime.compressor_forward.default
 _backward_op = torch.ops.csa_runtime.compressor_backward.default
 
@@ -66,10 +73,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any = None) -> None:
 def _derivative(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     need_kv, need_score, need_ape = ctx.needs_input_grad[:3]
     tensors = (*ctx.saved_tensors, grad_out)
-    # With create_graph=True the operator records that it has no second derivative.
-    call: Any = backward if not torch.is_grad_enabled() and _plain(tensors) else _backward_op
-    if not torch.compiler.is_compiling() and _transforms is not None and _transforms() is not None:
+    call: Any = _backward_op
+    if _transformed():
         call = _Gradient.apply  # torch.func differentiates with create_graph=True
+    elif not torch.is_grad_enabled() and _plain(tensors):
+        call = backward  # with create_graph=True the operator records that it has no derivative
     grad_kv, grad_score, grad_ape = call(*tensors, ctx.ratio, ctx.coff, need_ape)
     return (
         grad_kv if need_kv else None,
@@ -202,18 +210,19 @@ def compressor(
     wanted = torch.is_grad_enabled() and (
         kv.requires_grad or score.requires_grad or (ape is not None and ape.requires_grad)
     )
+    if total_comp is None:
+        total_comp = _rows(cu_seqlens_comp)
     call: Any = ops.compressor_forward
     if not wanted and _plain(tensors):
         result: Tensor = call(*tensors, ratio=ratio, coff=coff, total_comp=total_comp)
         return result
     checks.window(ratio, coff)
-    if total_comp is None:
-        total_comp = _rows(cu_seqlens_comp)
-    elif not compiling and not isinstance(total_comp, torch.SymInt):
+    if not compiling and not isinstance(total_comp, torch.SymInt):
         checks.integer("total_comp", total_comp, 0)  # would fix a traced size
-    call = _apply if wanted else _forward_op
-    if wanted and not compiling and _transforms is not None and _transforms() is not None:
-        call = _apply_transformed
+    if not wanted:
+        call = _forward_op
+    else:
+        call = _apply_transformed if _transformed() else _apply
     result = call(*tensors, ratio, coff, total_comp)
     return result
 
