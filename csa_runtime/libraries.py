@@ -5,13 +5,13 @@ Libraries are found in `sys.modules` by the arrays they made; none is imported h
 
 | library | current stream | results and workspace | capture |
 | --- | --- | --- | --- |
-| torch | of the array's device | `torch.empty`; `record_stream` for another stream | known |
+| torch | of the array's device | `torch.empty` on that stream, the current one recorded | known |
 | cupy | of the array's device | `cupy.empty` in the arena of the stream in use | known |
 | numba | that of the interface, else the legacy default | `device_array` | not known |
 | others | that of the interface, else the legacy default | must be given | not known |
 
 Memory handed to a stream other than the library's current one stays alive until the work is done:
-torch is told the stream, cupy returns the memory to that stream's own arena, and numba frees with
+torch is told both streams, cupy returns the memory to that stream's own arena, and numba frees with
 a call that waits for the device.
 """
 
@@ -72,7 +72,7 @@ class Library:
 
 
 class Torch(Library):
-    """Found by `sys.modules`; its memory is recorded on foreign streams."""
+    """Found by `sys.modules`; memory for a foreign stream is taken on it."""
 
     name = "torch"
     keeps_graph_memory = True
@@ -107,18 +107,24 @@ class Torch(Library):
             return bool(self.torch.cuda.is_current_stream_capturing())
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str | None, stream: int) -> Any:
-        """From torch's caching allocator, on its current stream."""
+        """From torch's caching allocator, in the order of the stream that will write it.
+
+        Taken in the current stream's order it could still be in use there. That stream, which may
+        read what was written, is recorded.
+        """
         kind = like.dtype if dtype is None else getattr(self.torch, dtype)
-        memory = self.torch.empty(shape, dtype=kind, device=like.device)
-        if stream != self.current_stream(like):
-            # Recorded on a capture that torch does not know of, the allocator's event would be
-            # part of the graph, and asking for its state an error for whoever allocates next.
-            if self.capturing(like, stream) and not self.graph_owns(memory):
-                raise ValueError(
-                    "memory for another stream under a capture cannot be taken from torch; pass "
-                    "workspace= and grads= (backward) or out= (forward)"
-                )
-            memory.record_stream(self.torch.cuda.ExternalStream(stream, device=like.device))
+        if stream == self.current_stream(like):
+            return self.torch.empty(shape, dtype=kind, device=like.device)
+        with self._on(like, stream):
+            memory = self.torch.empty(shape, dtype=kind, device=like.device)
+        # Recorded on a capture that torch does not know of, the allocator's event would be part of
+        # the graph, and asking for its state an error for whoever allocates next.
+        if self.capturing(like, stream) and not self.graph_owns(memory):
+            raise ValueError(
+                "memory for another stream under a capture cannot be taken from torch; pass "
+                "workspace= and grads= (backward) or out= (forward)"
+            )
+        memory.record_stream(self.torch.cuda.current_stream(like.device))
         return memory
 
     def graph_owns(self, memory: Any) -> bool:

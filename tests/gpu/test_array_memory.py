@@ -116,3 +116,20 @@ def test_prefix_checks_are_skipped_in_a_capture(
         csa_runtime.compressor_forward(*pack.inputs[:4], bad, **options)
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         csa_runtime.compressor_forward(*pack.inputs[:4], bad, **options)
+
+
+def test_results_do_not_lie_where_the_current_stream_still_writes(pack: Pack) -> None:
+    """Freed memory is handed on in one stream's order, which another need not keep."""
+    csa_runtime.load()
+    wanted = gradients(pack)
+    side = torch.cuda.Stream()
+    gradients(pack, stream=side)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    for tensor in wanted:
+        for _ in range(4):  # freed at once, written later
+            torch.empty_like(tensor).fill_(7.0)
+    found = gradients(pack, stream=side)
+    side.synchronize()
+    for one, two in zip(found, wanted, strict=True):
+        assert torch.equal(one, two)
