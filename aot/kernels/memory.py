@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors in global memory, and accesses to several adjacent elements at once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass._mlir import ir
@@ -67,6 +69,31 @@ def store_f32(
         index = Int32(i).ir_value(loc=loc, ip=ip)
         vector = llvm.insertelement(vector, value.ir_value(), index, loc=loc, ip=ip)
     arch.store(pointer, vector)
+
+
+def load_ape(
+    ape: cute.Pointer, address: Callable[[int], cute.Pointer], positions: int, columns: int
+) -> list[list[Float32]]:
+    """`columns` adjacent fp32 of each position, [position][column]; zeros where `ape` is null.
+
+    address: of a position's floats. It is asked within the branch that loads, so that nothing of
+    it stays in registers across the branch.
+    """
+    table = cute.make_rmem_tensor((positions, columns), Float32)
+    _fill_from_ape(table, ape, address)
+    return [[table[k, v] for v in range(columns)] for k in range(positions)]
+
+
+@cute.jit
+def _fill_from_ape(table: cute.Tensor, ape: cute.Pointer, address: cutlass.Constexpr) -> None:
+    positions, columns = table.shape
+    if ape.toint() == 0:
+        table.fill(0.0)
+    else:
+        for k in cutlass.range_constexpr(positions):
+            values = load_f32(address(k), columns)
+            for v in cutlass.range_constexpr(columns):
+                table[k, v] = values[v]
 
 
 def copy_async_16(target: cute.Pointer, source: cute.Pointer) -> None:

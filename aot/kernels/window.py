@@ -16,7 +16,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute import arch
 
 from aot.kernels import bf16
-from aot.kernels.memory import Matrix, load_f32, load_word
+from aot.kernels.memory import Matrix, load_ape, load_word
 from aot.kernels.ptx import select
 
 
@@ -114,9 +114,12 @@ class Window:
 
     def load_ape(self, ape: cute.Pointer, head_dim: Int32, column: Int32) -> list:
         """The window's APE, [position][column] fp32; zeros without an APE."""
-        table = cute.make_rmem_tensor((self.positions, self.columns), Float32)
-        _fill_ape(self, table, ape, head_dim, column)
-        return self.as_lists(table)
+
+        def address(position: int) -> cute.Pointer:
+            row = ape + (position % self.ratio) * (Int64(head_dim) * self.coff)
+            return row + self.column(position, head_dim, column)
+
+        return load_ape(ape, address, self.positions, self.columns)
 
     def as_lists(self, registers: cute.Tensor) -> list:
         """A (positions, columns) register tensor as [position][column]."""
@@ -135,21 +138,6 @@ class Window:
     def values(self, words: list) -> list[list[Float32]]:
         """The kv, [position][column]."""
         return [bf16.unpack(word, self.columns) for word in words]
-
-
-@cute.jit
-def _fill_ape(
-    window: cutlass.Constexpr, table: cute.Tensor, ape: cute.Pointer, head_dim: Int32, column: Int32
-) -> None:
-    if ape.toint() == 0:
-        table.fill(0.0)
-    else:
-        width = Int64(head_dim) * window.coff
-        for position in cutlass.range_constexpr(window.positions):
-            row = ape + (position % window.ratio) * width
-            values = load_f32(row + window.column(position, head_dim, column), window.columns)
-            for v in cutlass.range_constexpr(window.columns):
-                table[position, v] = values[v]
 
 
 @cute.jit

@@ -8,11 +8,10 @@ offset, and in a segment's first block the warps of the previous half have nothi
 
 from dataclasses import dataclass
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Boolean, Int32, Int64
 
-from aot.kernels.memory import Matrix, load_f32, load_word_once
+from aot.kernels.memory import Matrix, load_ape, load_word_once
 from aot.kernels.ptx import select
 from aot.kernels.segments import WARP
 
@@ -91,9 +90,13 @@ class LongWindow:
         self, ape: cute.Pointer, head_dim: Int32, warp: Int32, begin: int, column: Int32
     ) -> list:
         """APE of the batch that starts at `begin`, [position][column]; zeros without an APE."""
-        table = cute.make_rmem_tensor((self.batch, self.columns), Float32)
-        _fill_ape(self, table, ape, head_dim, warp, begin, column)
-        return [[table[k, v] for v in range(self.columns)] for k in range(self.batch)]
+
+        def address(k: int) -> cute.Pointer:
+            width = Int64(head_dim) * self.coff
+            first = self.ape_row(warp) + begin
+            return ape + (first * width + column) + k * width
+
+        return load_ape(ape, address, self.batch, self.columns)
 
     def load_whole_ape(
         self, ape: cute.Pointer, head_dim: Int32, warp: Int32, column: Int32
@@ -103,25 +106,3 @@ class LongWindow:
         for begin in range(0, self.warp_positions, self.batch):
             rows += self.load_ape(ape, head_dim, warp, begin, column)
         return rows
-
-
-@cute.jit
-def _fill_ape(
-    window: cutlass.Constexpr,
-    table: cute.Tensor,
-    ape: cute.Pointer,
-    head_dim: Int32,
-    warp: Int32,
-    begin: cutlass.Constexpr,
-    column: Int32,
-) -> None:
-    if ape.toint() == 0:
-        table.fill(0.0)
-    else:
-        width = Int64(head_dim) * window.coff
-        first = window.ape_row(warp) + begin
-        base = ape + (first * width + column)
-        for k in cutlass.range_constexpr(window.batch):
-            values = load_f32(base + k * width, window.columns)
-            for v in cutlass.range_constexpr(window.columns):
-                table[k, v] = values[v]
