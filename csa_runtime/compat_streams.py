@@ -15,8 +15,6 @@ from csa_runtime import streams
 from csa_runtime.arrays import library_of
 from csa_runtime.libraries import library
 
-_LEGACY = 1
-
 
 def on_stream(
     call: Callable[[Any], tuple[Any, ...]], arrays: tuple[Any, ...], stream: Any
@@ -53,10 +51,7 @@ def _foreign(kv: Any, stream: Any) -> Any:
     # become part of a capture: the array operations decide what is possible there.
     if streams.same(handle, owner.current_stream(kv)) or owner.capturing(kv, handle):
         return None
-    torch: Any = sys.modules["torch"]
-    # torch tells its streams from foreign ones by the lowest bit: it knows the legacy default as 0.
-    pointer = 0 if handle == _LEGACY else handle
-    return torch.cuda.ExternalStream(pointer, device=kv.device)
+    return streams.in_torch(sys.modules["torch"], handle, kv.device)
 
 
 def _record(arrays: tuple[Any, ...], stream: Any) -> None:

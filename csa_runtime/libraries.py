@@ -21,6 +21,7 @@ import contextlib
 import sys
 from typing import Any
 
+from csa_runtime import streams
 from csa_runtime.arrays import library_of
 
 
@@ -74,7 +75,6 @@ class Library:
 class Torch(Library):
     """Found by `sys.modules`; memory for a foreign stream is taken on it."""
 
-    name = "torch"
     keeps_graph_memory = True
 
     def __init__(self) -> None:
@@ -91,12 +91,12 @@ class Torch(Library):
     def _on(self, array: Any, stream: int) -> contextlib.AbstractContextManager[Any]:
         index = array.device.index
         if not array.is_cuda or (
-            stream == self.raw_stream(index) and index == self.torch.cuda.current_device()
+            streams.same(stream, self.raw_stream(index))
+            and index == self.torch.cuda.current_device()
         ):
             return contextlib.nullcontext()
-        cuda = self.torch.cuda
-        external = cuda.ExternalStream(stream, device=array.device)
-        guard: contextlib.AbstractContextManager[Any] = cuda.stream(external)
+        external = streams.in_torch(self.torch, stream, array.device)
+        guard: contextlib.AbstractContextManager[Any] = self.torch.cuda.stream(external)
         return guard
 
     def capturing(self, array: Any, stream: int) -> bool:
@@ -113,7 +113,7 @@ class Torch(Library):
         read what was written, is recorded.
         """
         kind = like.dtype if dtype is None else getattr(self.torch, dtype)
-        if stream == self.current_stream(like):
+        if streams.same(stream, self.current_stream(like)):
             return self.torch.empty(shape, dtype=kind, device=like.device)
         with self._on(like, stream):
             memory = self.torch.empty(shape, dtype=kind, device=like.device)
@@ -146,8 +146,6 @@ class Torch(Library):
 class Cupy(Library):
     """Its pool has an arena for each stream: memory is taken from the one in use."""
 
-    name = "cupy"
-
     def _on(self, array: Any, stream: int) -> contextlib.ExitStack:
         cuda = sys.modules["cupy"].cuda
         stack = contextlib.ExitStack()
@@ -174,8 +172,6 @@ class Cupy(Library):
 
 class Numba(Library):
     """Device arrays; a capture shows only when the driver refuses the allocation."""
-
-    name = "numba"
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str | None, stream: int) -> Any:
         """From the current context."""

@@ -61,6 +61,15 @@ def same(first: int, second: int) -> bool:
     return (first or 1) == (second or 1)
 
 
+def in_torch(torch: Any, handle: int, device: Any) -> Any:
+    """A stream of the device as torch's own object.
+
+    torch tells its pool's streams from foreign ones by the lowest bit: it would take 1, the legacy
+    default stream, for one of its own, and knows it as 0.
+    """
+    return torch.cuda.ExternalStream(0 if same(handle, 0) else handle, device=device)
+
+
 def _checked(handle: int) -> int:
     if 0 <= handle < 1 << 64:
         return handle

@@ -15,7 +15,7 @@ KV = SimpleNamespace(
 )
 
 
-def owner(log: list[Any], *, capturing: bool = False) -> Torch:
+def owner(log: list[Any], *, capturing: bool = False, current: int = CURRENT) -> Torch:
     """The library over a torch that logs streams entered, memory taken and streams recorded."""
 
     @contextmanager
@@ -36,13 +36,13 @@ def owner(log: list[Any], *, capturing: bool = False) -> Torch:
         cuda=SimpleNamespace(
             ExternalStream=lambda handle, device: handle,
             stream=stream,
-            current_stream=lambda device: CURRENT,
+            current_stream=lambda device: current,
             current_device=lambda: 0,
             is_current_stream_capturing=lambda: capturing,
             memory_snapshot=list,
         ),
     )
-    found.raw_stream = lambda index: CURRENT
+    found.raw_stream = lambda index: current
     return found
 
 
@@ -58,6 +58,16 @@ def test_another_streams_memory_is_taken_on_it_and_the_current_one_recorded() ->
     taken = log.index("empty")
     assert log[taken - 1 : taken + 2] == [("enter", OTHER), "empty", ("exit", OTHER)]
     assert log[-1] == ("record", CURRENT)
+
+
+def test_one_is_the_legacy_default_stream_which_torch_knows_as_zero() -> None:
+    log: list[Any] = []
+    owner(log).empty(KV, (4,), None, 1)
+    taken = log.index("empty")
+    assert log[taken - 1 : taken + 2] == [("enter", 0), "empty", ("exit", 0)]
+    log.clear()
+    owner(log, current=0).empty(KV, (4,), None, 1)
+    assert log == ["empty"]
 
 
 def test_a_foreign_capture_is_refused_before_anything_is_recorded() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import csa_runtime
+from csa_runtime import streams
 from support.packs import Pack, random_pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.L0]
@@ -132,4 +133,16 @@ def test_results_do_not_lie_where_the_current_stream_still_writes(pack: Pack) ->
     found = gradients(pack, stream=side)
     side.synchronize()
     for one, two in zip(found, wanted, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_one_is_the_legacy_default_stream_to_torch_too(pack: Pack) -> None:
+    """By its lowest bit torch would take that handle for a stream of its own pool."""
+    assert streams.in_torch(torch, 1, pack.inputs[0].device).cuda_stream == 0
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        found = gradients(pack, stream=1)
+    torch.cuda.synchronize()
+    for one, two in zip(found, gradients(pack), strict=True):
         assert torch.equal(one, two)
