@@ -9,7 +9,7 @@ import torch
 from csa_runtime import backward_workspace_bytes, launch_backward, launch_forward
 from gpu import names, oracle, tally
 from gpu.buffers import DEVICE, Guarded, placed
-from gpu.problems import Packing, Values, values
+from gpu.problems import Packing, Values, named_packing, values
 
 BF16 = 2  # bytes
 
@@ -106,6 +106,13 @@ def problem(
     return Problem(
         packing, given, ratio, coff, prefix(packing.cu_seqlens), prefix(packing.cu_seqlens_comp)
     )
+
+
+def narrowed_problem(name: str, ratio: int, coff: int, head_dim: int) -> Problem:
+    """Of the pack of that name; the one of many segments with an eighth of a wide `head_dim`."""
+    if name == "many_short" and head_dim > 576:
+        head_dim //= 8
+    return problem(named_packing(name, ratio), ratio, coff, head_dim, seed=head_dim)
 
 
 def stream() -> int:

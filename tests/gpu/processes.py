@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripts in fresh processes: what a first call does can be seen only there."""
+"""Scripts in fresh processes: what a first call does can be seen only there. And their threads."""
 
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,3 +37,26 @@ def finish(process: subprocess.Popen[str], seconds: float) -> str:
         raise AssertionError(f"no end after {seconds:g} s:\n{log}") from None
     assert process.returncode == 0, f"exit status {process.returncode}:\n{log}"
     return log
+
+
+def race(work: Callable[[int], None], count: int) -> list[threading.Thread]:
+    """Runs `work(number)` in `count` threads to their end; raises what the first to fail raised."""
+    barrier = threading.Barrier(count)
+    failures: list[BaseException] = []
+
+    def enter(number: int) -> None:
+        try:
+            barrier.wait(60)
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=enter, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    if failures:
+        raise failures[0]
+    return threads

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backward, every variant forced by name: R's bits, and the sums of R's own addends."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from gpu import harness, oracle, problems
 from gpu.buffers import DEVICE, Guarded
 from gpu.harness import PLAIN, Placement, Problem
-from gpu.test_forward import CONFIGS, PLACEMENTS
+from gpu.test_forward import ANYWHERE, CONFIGS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.L0]
 
@@ -48,20 +49,53 @@ class Buffers:
         return all(g.untouched() for g in (*self.large, self.planes))
 
 
+def backwards(p: Problem, placement: Placement) -> Iterator[tuple[str | None, Buffers]]:
+    """As `test_forward.forwards`, gradients."""
+    buffers = Buffers(p, placement)
+    large = (buffers.grad_kv, buffers.grad_score)
+    for variant in (None, *harness.variants("backward", p.ratio, p.coff)):
+        buffers.poison()
+        if variant is not None and not harness.serves(variant, p, *large, grad_out=True):
+            if p.packing.rows:
+                with pytest.raises(ValueError, match=variant):
+                    harness.backward(p, *large, buffers.grad_ape, variant)
+                assert buffers.untouched()
+            continue
+        harness.backward(p, *large, buffers.grad_ape, variant)
+        yield variant, buffers
+
+
+def assert_accumulates(p: Problem, variant: str | None) -> None:
+    """Each call with `accumulate` adds the sum once to what `grad_ape` holds."""
+    buffers = Buffers(p, PLAIN)
+    large = (buffers.grad_kv, buffers.grad_score)
+    harness.backward(p, *large, buffers.grad_ape, variant)
+    alone = buffers.grad_ape.clone()
+    before = torch.randn_like(alone)
+    buffers.grad_ape.copy_(before)
+    for _ in range(2):
+        harness.backward(p, *large, buffers.grad_ape, variant, accumulate=True)
+    harness.assert_equal("grad_ape", buffers.grad_ape, (before + alone) + alone)
+    assert buffers.outside_untouched()
+
+
+def assert_keeps_to_workspace(p: Problem) -> None:
+    """The scheduled variant and every other that serves write nothing around the workspace."""
+    size = harness.workspace(p).numel()
+    guarded = Guarded(1, (size // 4,), torch.float32)
+    scratch = guarded.view[0].view(torch.uint8)
+    buffers = Buffers(p, PLAIN)
+    large = (buffers.grad_kv, buffers.grad_score)
+    for variant in (None, *harness.variants("backward", p.ratio, p.coff)):
+        if variant is None or harness.serves(variant, p, *large, grad_out=True):
+            harness.backward(p, *large, buffers.grad_ape, variant, scratch=scratch)
+            assert guarded.outside_untouched(), variant
+
+
 def check(p: Problem, placement: Placement = PLAIN, *, gate: bool = False) -> None:
     """Runs the scheduled variant and every variant by name into poisoned, guarded gradients."""
     wanted = oracle.gradients(p.packing, p.given, p.ratio, p.coff)
-    buffers = Buffers(p, placement)
-    for variant in (None, *harness.variants("backward", p.ratio, p.coff)):
-        buffers.poison()
-        outputs = (buffers.grad_kv, buffers.grad_score)
-        if variant is not None and not harness.serves(variant, p, *outputs, grad_out=True):
-            if p.packing.rows:
-                with pytest.raises(ValueError, match=variant):
-                    harness.backward(p, *outputs, buffers.grad_ape, variant)
-                assert buffers.untouched()
-            continue
-        harness.backward(p, *outputs, buffers.grad_ape, variant)
+    for variant, buffers in backwards(p, placement):
         harness.assert_equal("grad_kv", buffers.grad_kv, wanted.grad_kv)
         harness.assert_equal("grad_score", buffers.grad_score, wanted.grad_score)
         if buffers.grad_ape is not None:
@@ -73,10 +107,7 @@ def check(p: Problem, placement: Placement = PLAIN, *, gate: bool = False) -> No
 @pytest.mark.parametrize("head_dim", problems.HEAD_DIMS)
 @pytest.mark.parametrize("name", problems.PACKING_NAMES)
 def test_every_pack_at_every_head_dim(name: str, head_dim: int, ratio: int, coff: int) -> None:
-    if name == "many_short" and head_dim > 576:
-        head_dim //= 8
-    p = harness.problem(problems.named_packing(name, ratio), ratio, coff, head_dim, seed=head_dim)
-    check(p, gate=True)
+    check(harness.narrowed_problem(name, ratio, coff, head_dim), gate=True)
 
 
 @CONFIGS
@@ -103,7 +134,7 @@ def test_tiny_quotients_over_millions_of_elements(distribution: str, ratio: int,
 
 @CONFIGS
 @pytest.mark.parametrize("head_dim", [1, 6, 8, 127, 512])
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda placement: placement.name)
+@ANYWHERE
 def test_views_anywhere_in_memory(
     placement: Placement, head_dim: int, ratio: int, coff: int
 ) -> None:
@@ -140,36 +171,14 @@ def test_padding_rows_ignore_their_gradient_nan_included(ratio: int, coff: int) 
 def test_accumulate_adds_the_sum_once(name: str, ratio: int, coff: int) -> None:
     p = harness.problem(problems.named_packing(name, ratio), ratio, coff, 128)
     for variant in harness.variants("backward", ratio, coff):
-        buffers = Buffers(p, PLAIN)
-        large = (buffers.grad_kv, buffers.grad_score)
-        harness.backward(p, *large, buffers.grad_ape, variant)
-        alone = buffers.grad_ape.clone()
-        before = torch.randn_like(alone)
-        buffers.grad_ape.copy_(before)
-        for _ in range(2):
-            harness.backward(p, *large, buffers.grad_ape, variant, accumulate=True)
-        harness.assert_equal("grad_ape", buffers.grad_ape, (before + alone) + alone)
-        assert buffers.outside_untouched()
+        assert_accumulates(p, variant)
 
 
 @CONFIGS
 def test_workspace_is_never_overrun(ratio: int, coff: int) -> None:
-    p = harness.problem(problems.named_packing("many_short", ratio), ratio, coff, 130)
-    size = harness.workspace(p).numel()
-    for variant in harness.variants("backward", ratio, coff):
-        guarded = Guarded(1, (size // 4,), torch.float32)
-        buffers = Buffers(p, PLAIN)
-        if not harness.serves(variant, p, buffers.grad_kv, buffers.grad_score, grad_out=True):
-            continue
-        harness.backward(
-            p,
-            buffers.grad_kv,
-            buffers.grad_score,
-            buffers.grad_ape,
-            variant,
-            scratch=guarded.view[0].view(torch.uint8),
-        )
-        assert guarded.outside_untouched()
+    assert_keeps_to_workspace(
+        harness.problem(problems.named_packing("many_short", ratio), ratio, coff, 130)
+    )
 
 
 @CONFIGS

@@ -14,7 +14,7 @@ from gpu.buffers import DEVICE
 from gpu.harness import Placement, Problem
 from gpu.problems import LONG
 from gpu.test_backward import Buffers
-from gpu.test_forward import PLACEMENTS
+from gpu.test_forward import ANYWHERE
 from gpu.test_interop import Exporter, Interface
 
 pytestmark = [pytest.mark.gpu, pytest.mark.L0]
@@ -97,7 +97,7 @@ def empty_results(p: Problem) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("coff", [1, 2])
 @pytest.mark.parametrize("head_dim", [128, 512])
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda placement: placement.name)
+@ANYWHERE
 def test_every_way_in_takes_views_anywhere_in_memory(
     placement: Placement, head_dim: int, coff: int
 ) -> None:

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from gpu import harness, oracle, problems, tally, tolerance
-from gpu.buffers import DEVICE, Guarded
+from gpu.buffers import DEVICE
 from gpu.harness import PLAIN, Placement, Problem
 from gpu.problems import LONG
-from gpu.test_backward import Buffers
-from gpu.test_forward import PLACEMENTS
+from gpu.test_backward import assert_accumulates, assert_keeps_to_workspace, backwards
+from gpu.test_forward import ANYWHERE, forwards
 
 pytestmark = [pytest.mark.gpu, pytest.mark.L0]
 
@@ -23,16 +23,7 @@ BF16 = torch.bfloat16
 def check_forward(p: Problem, placement: Placement = PLAIN, *, gate: bool = True) -> None:
     """The scheduled variant and every variant by name into poisoned, guarded memory."""
     wanted = oracle.output(p.packing, p.given, p.ratio, p.coff)
-    out = Guarded(p.packing.rows, (p.head_dim,), BF16, placement.pad, placement.offset)
-    for variant in (None, *harness.variants("forward", p.ratio, p.coff)):
-        out.poison()
-        if variant is not None and not harness.serves(variant, p, out.view):
-            if p.packing.rows:
-                with pytest.raises(ValueError, match=variant):
-                    harness.forward(p, out.view, variant)
-                assert out.untouched()
-            continue
-        harness.forward(p, out.view, variant)
+    for variant, out in forwards(p, placement):
         tolerance.assert_tolerance("out", out.view, wanted.out, wanted.out64, gate=gate)
         assert not tolerance.masks_differ("out", out.view, wanted.out), variant
         assert out.outside_untouched(), variant
@@ -42,17 +33,8 @@ def check_backward(p: Problem, placement: Placement = PLAIN, *, gate: bool = Tru
     """As `check_forward`; tokens that no row reads get +0, bit for bit."""
     near = oracle.gradients(p.packing, p.given, p.ratio, p.coff)
     exact = oracle.gradients(p.packing, p.given, p.ratio, p.coff, torch.float64)
-    buffers = Buffers(p, placement)
-    large = (buffers.grad_kv, buffers.grad_score)
-    for variant in (None, *harness.variants("backward", p.ratio, p.coff)):
-        buffers.poison()
-        if variant is not None and not harness.serves(variant, p, *large, grad_out=True):
-            if p.packing.rows:
-                with pytest.raises(ValueError, match=variant):
-                    harness.backward(p, *large, buffers.grad_ape, variant)
-                assert buffers.untouched()
-            continue
-        harness.backward(p, *large, buffers.grad_ape, variant)
+    for variant, buffers in backwards(p, placement):
+        large = (buffers.grad_kv, buffers.grad_score)
         names = ("grad_kv", "grad_score", "grad_ape")
         for name, found in zip(names, (*large, buffers.grad_ape), strict=True):
             if found is not None:
@@ -117,7 +99,7 @@ def test_finite_inputs_of_other_kinds_are_as_near_to_fp64_as_r(
 
 @COFFS
 @pytest.mark.parametrize("head_dim", [1, 6, 100, 128, 512])
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda placement: placement.name)
+@ANYWHERE
 def test_views_anywhere_in_memory(placement: Placement, head_dim: int, coff: int) -> None:
     packing = problems.named_packing("ragged", LONG)
     check(harness.problem(packing, LONG, coff, head_dim, placement=placement), placement)
@@ -155,31 +137,15 @@ def test_padding_rows_ignore_their_gradient_nan_included(head_dim: int, coff: in
 def test_accumulate_adds_the_sum_once(name: str, coff: int) -> None:
     p = harness.problem(problems.named_packing(name, LONG), LONG, coff, 128)
     for variant in (None, *harness.variants("backward", LONG, coff)):
-        buffers = Buffers(p, PLAIN)
-        large = (buffers.grad_kv, buffers.grad_score)
-        harness.backward(p, *large, buffers.grad_ape, variant)
-        alone = buffers.grad_ape.clone()
-        before = torch.randn_like(alone)
-        buffers.grad_ape.copy_(before)
-        for _ in range(2):
-            harness.backward(p, *large, buffers.grad_ape, variant, accumulate=True)
-        harness.assert_equal("grad_ape", buffers.grad_ape, (before + alone) + alone)
-        assert buffers.outside_untouched()
+        assert_accumulates(p, variant)
 
 
 @COFFS
 @pytest.mark.parametrize("head_dim", [128, 512])
 def test_workspace_is_never_overrun(head_dim: int, coff: int) -> None:
-    p = harness.problem(problems.named_packing("many_short", LONG), LONG, coff, head_dim)
-    size = harness.workspace(p).numel()
-    guarded = Guarded(1, (size // 4,), torch.float32)
-    buffers = Buffers(p, PLAIN)
-    large = (buffers.grad_kv, buffers.grad_score)
-    for variant in harness.variants("backward", LONG, coff):
-        if harness.serves(variant, p, *large, grad_out=True):
-            scratch = guarded.view[0].view(torch.uint8)
-            harness.backward(p, *large, buffers.grad_ape, variant, scratch=scratch)
-            assert guarded.outside_untouched(), variant
+    assert_keeps_to_workspace(
+        harness.problem(problems.named_packing("many_short", LONG), LONG, coff, head_dim)
+    )
 
 
 @COFFS

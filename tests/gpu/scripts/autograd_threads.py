@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from csa_runtime.torch import compressor
+from gpu.processes import race
 from support.packs import Pack, random_pack
 
 THREADS, REPEATS = 8, 10
@@ -46,29 +47,16 @@ def main() -> None:
         )
     streams: list[Any] = [torch.cuda.Stream() for _ in packs]
     torch.cuda.synchronize()
-    barrier, failures = threading.Barrier(THREADS), []
     found: list[list[Results]] = [[] for _ in packs]
     backward_threads: set[int] = set()
 
     def work(number: int) -> None:
-        try:
-            barrier.wait(60)
-            with torch.cuda.stream(streams[number]):
-                for _ in range(REPEATS):
-                    found[number].append(step(packs[number], backward_threads))
-            streams[number].synchronize()
-        except BaseException as error:
-            failures.append(error)
+        with torch.cuda.stream(streams[number]):
+            for _ in range(REPEATS):
+                found[number].append(step(packs[number], backward_threads))
+        streams[number].synchronize()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
-    if failures:
-        raise failures[0]
-    idents = {thread.ident for thread in threads}
+    idents = {thread.ident for thread in race(work, THREADS)}
     assert backward_threads and not backward_threads & idents, "backward was not on another thread"
     for pack, results in zip(packs, found, strict=True):
         serial = step(pack, backward_threads)

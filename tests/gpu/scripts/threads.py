@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eight threads, none with a current context, race the library's first call; then a serial one."""
 
-import threading
-
 import torch
 
 from gpu import harness, problems
+from gpu.processes import race
 
 THREADS = 8
 
@@ -23,27 +22,14 @@ def main() -> None:
         stream = torch.cuda.Stream().cuda_stream if number % 4 else 0
         found.append((p, out, grads, harness.workspace(p), stream))
     torch.cuda.synchronize()
-    barrier = threading.Barrier(THREADS)
-    failures: list[BaseException] = []
 
     def work(number: int) -> None:
         p, out, grads, scratch, stream = found[number]
-        try:
-            barrier.wait(60)
-            for _ in range(20):
-                harness.forward(p, out, on=stream)
-                harness.backward(p, *grads, scratch=scratch, on=stream)
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(20):
+            harness.forward(p, out, on=stream)
+            harness.backward(p, *grads, scratch=scratch, on=stream)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
-    if failures:
-        raise failures[0]
+    race(work, THREADS)
     torch.cuda.synchronize()
     for p, out, grads, scratch, _ in found:
         again = [torch.full_like(t, torch.nan) for t in (out, *grads)]
