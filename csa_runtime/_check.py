@@ -23,14 +23,14 @@ def check() -> int:
         f"bundle {bundle['source']}: sha256 {bundle['sha256'][:16]}, {len(bundle['variants'])} "
         f"variants, {len(images)} images, digest of its tables agrees"
     )
-    name, why_not = gpu()
-    if name is None:
+    device, why_not = gpu()
+    if device is None:
         print(
             f"no GPU ({why_not}): no variant ran, no image was loaded\n"
             "check passed for the bundle's tables, the only thing checked"
         )
         return 0
-    device = _native.driver_info()["devices"][0]
+    name = device["name"]
     major, minor = divmod(device["compute_capability"], 10)
     if device["arch"] is None:
         print(

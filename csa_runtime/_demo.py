@@ -10,21 +10,22 @@ from csa_runtime.diagnostics import reason
 from csa_runtime.errors import DriverError
 
 if TYPE_CHECKING:
+    from csa_runtime._native import DeviceRecord
     from csa_runtime._trial import Problem
 
 SEGMENTS = [515, 3, 0, 128, 1021, 64]
 RATIO, COFF, HEAD_DIM, PADDING = 4, 2, 128, 5
 
 
-def gpu() -> tuple[str | None, str]:
-    """Name of device 0 if the driver is there and has one, else None and why not."""
+def gpu() -> tuple[DeviceRecord | None, str]:
+    """Device 0 if the driver is there and has one, else None and why not."""
     try:
         devices = _native.driver_info()["devices"]
     except DriverError as error:
         return None, reason(error)
     if not devices:
         return None, "the driver sees no device"
-    return str(devices[0]["name"]), ""
+    return devices[0], ""
 
 
 def demo() -> int:
@@ -38,8 +39,8 @@ def demo() -> int:
         f"pack: {sum(SEGMENTS)} tokens in segments of {SEGMENTS}, ratio {RATIO}, coff {COFF}, "
         f"head_dim {HEAD_DIM}: {len(problem.grad_out)} rows, {PADDING} of them padding"
     )
-    name, why_not = gpu()
-    passed = _on_cpu(problem, why_not) if name is None else _on_gpu(problem, name)
+    device, why_not = gpu()
+    passed = _on_cpu(problem, why_not) if device is None else _on_gpu(problem, device["name"])
     print("demo passed" if passed else "demo FAILED")
     return 0 if passed else 1
 

@@ -256,7 +256,7 @@ def _no_export(name: str, error: Exception) -> ValueError:
 
 def _ordinal(array: Any) -> int:
     """Device of an array behind `__cuda_array_interface__`, which has no field for it."""
-    if type(array).__module__.partition(".")[0] in ("numba", "numba_cuda"):
+    if library_of(array) in ("numba", "numba_cuda"):
         context = getattr(getattr(array, "gpu_data", None), "context", None)
         return int(getattr(getattr(context, "device", None), "id", -1))
     device = getattr(getattr(array, "device", None), "id", None)

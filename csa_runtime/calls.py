@@ -12,6 +12,8 @@ from csa_runtime.arrays import Array, describe, library_of
 from csa_runtime.libraries import Library, library
 
 _UNREADABLE = "pass prefixes that can, or leave CSA_RUNTIME_CHECK unset"
+# Whose arrays on the CPU the reference takes as they are, and makes.
+_ON_HOST = ("torch", "numpy")
 
 
 class Call(NamedTuple):
@@ -56,7 +58,7 @@ def begin(
     exported = handle if stream is None else _exporters_stream(owner, raw, handle)
     values = describe("kv", kv, exported)
     scores = describe("score", score, exported)
-    bias = None if ape is None else describe("ape", ape, exported)
+    bias = optional("ape", ape, exported)
     starts = describe("cu_seqlens", cu_seqlens, exported)
     sums = describe("cu_seqlens_comp", cu_seqlens_comp, exported)
     head_dim = checks.inputs(values, scores, bias, starts, sums, ratio, coff)
@@ -182,7 +184,7 @@ def visible_devices() -> int:
 
 def host_array(raw: Any, described: Array | None) -> Any:
     """An array of the CPU as the reference takes it: a torch tensor or a NumPy array."""
-    if described is None or described.library in ("torch", "numpy"):
+    if described is None or described.library in _ON_HOST:
         return raw
     # jax, or DLPack alone: NumPy could not read bf16 through either.
     from csa_runtime.host import from_pointer
@@ -192,7 +194,7 @@ def host_array(raw: Any, described: Array | None) -> Any:
 
 def check_can_allocate(call: Call, into: Any) -> None:
     """Check that results on the CPU are given where their library's arrays cannot be written."""
-    if into is None and call.kv.library not in ("torch", "numpy"):
+    if into is None and call.kv.library not in _ON_HOST:
         raise ValueError(
             f"arrays of {call.kv.library!r} cannot be allocated and written by this library; pass "
             "out= (forward) or grads= (backward), made by NumPy or torch"

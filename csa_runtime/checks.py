@@ -14,10 +14,10 @@ from typing import Any
 from csa_runtime.arrays import ITEMSIZE, Array, contiguous_strides
 
 DTYPE_CODES = {"bfloat16": 1, "float16": 2, "float32": 3}
-_LIMIT = 1 << 31
+LIMIT = 1 << 31
 
 
-def integer(name: str, value: Any, low: int, high: int = _LIMIT) -> int:
+def integer(name: str, value: Any, low: int, high: int = LIMIT) -> int:
     """An integer option in `[low, high)`."""
     try:
         number = operator.index(value)

@@ -15,7 +15,6 @@ from csa_runtime.compat_streams import on_stream
 
 # The CPU stands for any GPU: what no image of this architecture serves is refused there too.
 _STAND_IN = 90
-_ELEMENT = 2  # bytes; the alignment that all served calls have
 
 
 class _Compressor:
@@ -71,7 +70,7 @@ class _Compressor:
             coff=self.coff,
             segments=samples.segments,
             ape=samples.ape,
-            alignment=_ELEMENT,
+            alignment=diagnostics.ELEMENT,
             device=max(0, samples.ordinal or 0),
             compute_capability=_STAND_IN if samples.ordinal == CPU else None,
         )
@@ -79,7 +78,9 @@ class _Compressor:
         return True
 
     def compile(self) -> None:
-        """Load and finish the device's kernels; allowed inside a capture, and not required of it.
+        """Load and finish the device's kernels, as `execute` asks for.
+
+        Allowed inside a capture where the driver is CUDA 12.3 or newer.
 
         Raises:
             ValueError: as `check_support`, which runs first if it has not.
@@ -92,11 +93,7 @@ class _Compressor:
         self._compiled = True
 
     def scratch_workspace_bytes(self) -> int:
-        """Bytes that suffice for `execute(workspace=)`, for every device and alignment; no driver.
-
-        Raises:
-            ValueError: malformed samples.
-        """
+        """0: forward takes no workspace."""
         return 0
 
     def _check_call(self, kv: Any, cu_seqlens: Any, out: Any) -> None:

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from csa_runtime import checks
-from csa_runtime.arrays import Array, contiguous_strides, describe
+from csa_runtime.arrays import Array, describe
 
 CPU = -1
 _NAMES = ("kv", "score", "ape", "cu_seqlens", "cu_seqlens_comp")
@@ -124,8 +124,8 @@ def _describe(name: str, array: Any) -> Array:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(array, torch.Tensor) or not array.is_meta:
         return describe(name, array, -1)._replace(owner=None)
-    shape, dtype = tuple(array.shape), str(array.dtype).partition(".")[2]
-    strides = tuple(array.stride()) or contiguous_strides(shape)
+    shape, strides = tuple(array.shape), tuple(array.stride())
+    dtype = str(array.dtype).partition(".")[2]
     return Array(name, 0, shape, strides, dtype, "meta", -1, "torch", True, None, None)
 
 

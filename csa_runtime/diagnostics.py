@@ -10,6 +10,7 @@ from csa_runtime.checks import DTYPE_CODES, integer, window
 from csa_runtime.errors import DriverError
 
 COMPILED_ONLY = "compiled only"
+ELEMENT = 2  # bytes; the alignment that the tensors of all served calls have
 
 
 def version() -> str:
@@ -225,7 +226,7 @@ def _evidence() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     attested = sorted((folder / "attested").glob("*.json"))
     return (
         json.loads(manifest.read_text()) if manifest.is_file() else {},
-        [json.loads(path.read_text()) | {"file": path.name} for path in attested],
+        [json.loads(path.read_text()) for path in attested],
     )
 
 

@@ -12,7 +12,6 @@ from csa_runtime import _native, diagnostics
 from csa_runtime.errors import UnsupportedArch
 
 _logger = logging.getLogger(__name__)
-_ELEMENT = 2  # bytes; the alignment that all tensors have
 _COLUMNS = 128  # a head_dim that stands for any
 # Why this device does not serve this window, by (ordinal, ratio, coff, head_dim); None: it does.
 _answers: dict[tuple[int, int, int, int], str | None] = {}
@@ -170,7 +169,7 @@ def _refusal(ordinal: int, ratio: int, coff: int, head_dim: int) -> str | None:
                     head_dim=head_dim,
                     total_tokens=ratio,
                     total_comp=1,
-                    alignment=_ELEMENT,
+                    alignment=diagnostics.ELEMENT,
                     device=ordinal,
                 )
             except (ValueError, UnsupportedArch) as error:

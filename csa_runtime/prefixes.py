@@ -9,10 +9,8 @@ import sys
 from typing import Any
 
 from csa_runtime.arrays import Array, describe, library_of, refuse_masked
-from csa_runtime.checks import integer
+from csa_runtime.checks import LIMIT, integer
 from csa_runtime.libraries import library
-
-_LIMIT = 1 << 31
 
 
 def compressed_prefixes(cu_seqlens: Any, *, ratio: int) -> Any:
@@ -110,7 +108,7 @@ def check_prefixes(
 def _read(name: str, prefix: Any) -> list[int]:
     """The integers of a vector or list."""
     if isinstance(prefix, (list, tuple)):
-        return [integer(f"{name}[{index}]", value, -_LIMIT) for index, value in enumerate(prefix)]
+        return [integer(f"{name}[{index}]", value, -LIMIT) for index, value in enumerate(prefix)]
     owner = library(prefix)
     stream = owner.current_stream(prefix)
     array = describe(name, prefix, stream)

@@ -12,6 +12,7 @@ multiply-add here: `t - p * S` rounds twice.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 try:
@@ -40,6 +41,11 @@ class _Shape(NamedTuple):
     ratio: int
     coff: int
     head_dim: int
+
+    def half(self, half: int) -> tuple[slice, slice]:
+        """Columns of the inputs, and places in a window, of one half of the windows."""
+        columns = slice(half * self.head_dim, (half + 1) * self.head_dim)
+        return columns, slice(half * self.ratio, (half + 1) * self.ratio)
 
 
 def fma(a: Floats, b: Floats, c: Floats) -> Floats:
@@ -94,19 +100,18 @@ def _gather(
     compute: type[np.floating[Any]],
 ) -> tuple[Floats, Floats]:
     """Biased scores and values, both `(rows, coff * ratio, head_dim)`."""
-    d, ratio = shape.head_dim, shape.ratio
-    scores = np.empty((len(start), shape.coff * ratio, d), dtype=compute)
+    scores = np.empty((len(start), shape.coff * shape.ratio, shape.head_dim), dtype=compute)
     values = np.empty_like(scores)
     for half in range(shape.coff):
-        columns, window = slice(half * d, (half + 1) * d), slice(half * ratio, (half + 1) * ratio)
+        columns, window = shape.half(half)
         token = _tokens(start, half, shape, kv.shape[0])
         values[:, window] = kv[:, columns][token]
         scores[:, window] = score[:, columns][token]
         if ape is not None:
             scores[:, window] += ape[:, columns].astype(compute)
     if shape.coff == 2:
-        scores[~previous, :ratio] = -np.inf
-        values[~previous, :ratio] = 0
+        scores[~previous, : shape.ratio] = -np.inf
+        values[~previous, : shape.ratio] = 0
     return scores, values
 
 
@@ -127,10 +132,19 @@ def _ordered_sum(terms: Floats) -> Floats:
     return total
 
 
-def _chunks(rows: int, shape: _Shape) -> range:
-    """First rows of the chunks; the step is their length."""
+def _real(prefixes: tuple[Ints, Ints], rows: int) -> int:
+    """How many of the rows are no padding."""
+    return min(max(int(prefixes[1][-1]), 0), rows)
+
+
+def _chunks(
+    prefixes: tuple[Ints, Ints], real: int, shape: _Shape
+) -> Iterator[tuple[slice, Ints, npt.NDArray[np.bool_]]]:
+    """The real rows in chunks, each with what `_windows` says of it."""
     step = max(1, _CHUNK_ELEMENTS // (shape.coff * shape.ratio * shape.head_dim))
-    return range(0, rows, step)
+    for first in range(0, real, step):
+        last = min(first + step, real)
+        yield slice(first, last), *_windows(*prefixes, first, last, shape.ratio)
 
 
 def _forward(
@@ -144,16 +158,14 @@ def _forward(
     """Unrounded output `(rows, head_dim)` in the computing dtype."""
     compute = _compute_dtype(kv)
     out = np.empty((rows, shape.head_dim), dtype=compute)
-    real = min(max(int(prefixes[1][-1]), 0), rows)
+    real = _real(prefixes, rows)
 
     def pool(start: Ints, previous: npt.NDArray[np.bool_]) -> Floats:
         scores, values = _gather(kv, score, ape, start, previous, shape, compute)
         return _ordered_sum(_softmax(scores) * values)
 
-    chunks = _chunks(real, shape)
-    for first in chunks:
-        last = min(first + chunks.step, real)
-        out[first:last] = pool(*_windows(*prefixes, first, last, shape.ratio))
+    for chunk, start, previous in _chunks(prefixes, real, shape):
+        out[chunk] = pool(start, previous)
     if rows > real:
         out[real:] = pool(np.zeros(1, np.int64), np.zeros(1, np.bool_))
     return out
@@ -173,24 +185,21 @@ def _backward(
     grad_kv = np.zeros((kv.shape[0], shape.coff * d), dtype=compute)
     grad_score = np.zeros_like(grad_kv)
     grad_ape = np.zeros((ratio, shape.coff * d), dtype=np.float64)
-    real = min(max(int(prefixes[1][-1]), 0), grad_out.shape[0])
+    real = _real(prefixes, grad_out.shape[0])
 
-    chunks = _chunks(real, shape)
-    for first in chunks:
-        last = min(first + chunks.step, real)
-        start, previous = _windows(*prefixes, first, last, ratio)
+    for chunk, start, previous in _chunks(prefixes, real, shape):
         scores, values = _gather(kv, score, ape, start, previous, shape, compute)
         weights = _softmax(scores)
-        gradient = grad_out[first:last].astype(compute)[:, None]
+        gradient = grad_out[chunk].astype(compute)[:, None]
         terms = (gradient * values) * weights
         total = np.broadcast_to(_ordered_sum(terms)[:, None], weights.shape)
         score_part, kv_part = fma(-weights, total, terms), gradient * weights
         for half in range(shape.coff):
-            columns, window = slice(half * d, (half + 1) * d), slice(half * ratio, None)
+            columns, window = shape.half(half)
             exists = previous if shape.coff == 2 and half == 0 else np.ones_like(previous)
             token = _tokens(start[exists], half, shape, kv.shape[0])
-            grad_kv[:, columns][token] = kv_part[exists, window][:, :ratio]
-            part = score_part[exists, window][:, :ratio]
+            grad_kv[:, columns][token] = kv_part[exists, window]
+            part = score_part[exists, window]
             grad_score[:, columns][token] = part
             grad_ape[:, columns] += part.sum(axis=0, dtype=np.float64)
     return grad_kv, grad_score, grad_ape

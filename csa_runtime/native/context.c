@@ -3,8 +3,6 @@
 
 #include "error.h"
 
-enum { INVALID_CONTEXT = 201 }; /* what cuCtxGetDevice says without a current context */
-
 static int is_special(cu_stream stream) { return (uintptr_t)stream <= 2; }
 
 int csa_capture_relax(int *mode) {
@@ -87,7 +85,7 @@ int csa_context_enter(struct csa_device *device, cu_stream stream, struct csa_sc
     }
     result = csa_cuda.context_device(&owner);
     if (result == CU_SUCCESS && owner == device->handle) return identify(NULL, scope);
-    if (result != CU_SUCCESS && result != INVALID_CONTEXT)
+    if (result != CU_SUCCESS && result != CU_ERROR_INVALID_CONTEXT) /* none is current */
       return csa_driver_check(result, "cuCtxGetDevice", "asking for the current context's device");
     return csa_context_enter_primary(device, scope);
   }

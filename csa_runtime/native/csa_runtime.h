@@ -43,7 +43,8 @@ extern "C" {
 #define CSA_ERROR_BUNDLE 4 /* the bundle is damaged, of another schema, or chosen too late */
 #define CSA_ERROR_MEMORY 5 /* no host memory */
 
-/* csa_args.dtype: the element of kv, score, out and their gradients. */
+/* csa_args.dtype: the element of kv, score, out and their gradients. The bundle holds BF16; the
+ * others are refused with CSA_ERROR_VALUE. */
 #define CSA_DTYPE_BF16 1
 #define CSA_DTYPE_FP16 2
 #define CSA_DTYPE_FP32 3

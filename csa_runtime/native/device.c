@@ -58,12 +58,12 @@ int csa_device_facts(cu_device handle, int32_t *capability, int32_t *shared_limi
 static int check_driver_age(int32_t capability) {
   for (size_t i = 0; i < sizeof DRIVERS / sizeof DRIVERS[0]; i++) {
     if (capability / 10 != DRIVERS[i].major || csa_cuda.version >= DRIVERS[i].version) continue;
-    return csa_fail_driver("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", 803, "cuDriverGetVersion",
-                           "compute capability %d.%d needs a CUDA %d.%d driver (%s) or newer; this "
-                           "one is CUDA %d.%d",
-                           capability / 10, capability % 10, DRIVERS[i].version / 1000,
-                           DRIVERS[i].version % 1000 / 10, DRIVERS[i].release,
-                           csa_cuda.version / 1000, csa_cuda.version % 1000 / 10);
+    return csa_fail_driver(
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", CU_ERROR_SYSTEM_DRIVER_MISMATCH, "cuDriverGetVersion",
+        "compute capability %d.%d needs a CUDA %d.%d driver (%s) or newer; this "
+        "one is CUDA %d.%d",
+        capability / 10, capability % 10, DRIVERS[i].version / 1000, DRIVERS[i].version % 1000 / 10,
+        DRIVERS[i].release, csa_cuda.version / 1000, csa_cuda.version % 1000 / 10);
   }
   return CSA_OK;
 }

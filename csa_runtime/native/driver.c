@@ -85,7 +85,8 @@ int csa_driver_check(cu_result result, const char *call, const char *what) {
 }
 
 static int too_old(int version) {
-  return csa_fail_driver("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", 803, "cuDriverGetVersion",
+  return csa_fail_driver("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", CU_ERROR_SYSTEM_DRIVER_MISMATCH,
+                         "cuDriverGetVersion",
                          "the driver supports CUDA %d.%d; csa_runtime needs 12.0 (R525) or newer",
                          version / 1000, version % 1000 / 10);
 }

@@ -15,8 +15,7 @@ PyObject *csa_raise(int code);
 struct csa_call {
   csa_args args;
   void *stream;
-  const char *variant;              /* borrowed from `holder`, or NULL */
-  PyObject *holder;                 /* borrowed from the call's arguments */
+  const char *variant;              /* borrowed from the call's arguments, or NULL */
   int32_t capability, shared_limit; /* explain only */
   PyObject *operation;              /* explain only; borrowed */
 };

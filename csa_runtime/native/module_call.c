@@ -131,7 +131,6 @@ static int as_variant(PyObject *value, struct csa_call *call) {
     PyErr_Format(PyExc_TypeError, "variant: %R is no string; pass a variant's name or None", value);
     return -1;
   }
-  call->holder = value;
   call->variant = PyUnicode_AsUTF8AndSize(value, &length);
   if (call->variant == NULL) return -1;
   if ((size_t)length == strlen(call->variant)) return 0;

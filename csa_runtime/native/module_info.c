@@ -35,17 +35,20 @@ static PyObject *launches_list(const struct csa_explanation *e) {
   return list;
 }
 
+/* Whether `object`, which may be NULL, is that string. */
+static int is_word(PyObject *object, const char *word) {
+  return object != NULL && PyUnicode_Check(object) &&
+         PyUnicode_CompareWithASCIIString(object, word) == 0;
+}
+
 PyObject *csa_py_explain(PyObject *self, PyObject *const *values, Py_ssize_t positional,
                          PyObject *names) {
   (void)self;
   struct csa_call call;
   struct csa_explanation e;
   if (csa_parse_call("explain", values, positional, names, 1, &call) < 0) return NULL;
-  int forward = call.operation != NULL && PyUnicode_Check(call.operation) &&
-                PyUnicode_CompareWithASCIIString(call.operation, "forward") == 0;
-  int backward = call.operation != NULL && PyUnicode_Check(call.operation) &&
-                 PyUnicode_CompareWithASCIIString(call.operation, "backward") == 0;
-  if (!forward && !backward) {
+  int forward = is_word(call.operation, "forward");
+  if (!forward && !is_word(call.operation, "backward")) {
     PyErr_Format(PyExc_ValueError, "operation is %R; pass \"forward\" or \"backward\"",
                  call.operation != NULL ? call.operation : Py_None);
     return NULL;
