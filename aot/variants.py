@@ -150,9 +150,8 @@ def _backward_blocks(ratio: int, coff: int, columns: int) -> int:
 
 
 def _backward_architectures(ratio: int, coff: int, columns: int) -> tuple[int, ...]:
-    # For sm_80 the compiler cannot fit the widest window into two blocks' registers.
-    widest = ratio * coff * columns == 32
-    return tuple(a for a in ARCHITECTURES if not (widest and a == 80))
+    # Elsewhere the compiler cannot fit the widest window into two blocks' registers.
+    return (90, 100) if ratio * coff * columns == 32 else ARCHITECTURES
 
 
 def _long(operation: str, coff: int, columns: int, threads: int, **fields: Any) -> Variant:

@@ -175,8 +175,9 @@ def measure(
     """One row: both directions beside a copy of the same bytes."""
     problem = Problem(d, lengths, *shape)
     window = f"{shape[0]}, {shape[1]}, {d}"
+    alike = len(set(lengths)) == 1
     row: Row = {
-        "pack": f"{window}, {len(lengths)}x{lengths[0]}",
+        "pack": f"{window}, {len(lengths)}" + (f"x{lengths[0]}" if alike else " ragged"),
         "window": window,
         "tokens": sum(lengths),
         "segments": len(lengths),

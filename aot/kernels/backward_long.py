@@ -73,7 +73,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
 
         memory = arch.get_dyn_smem(Float32, alignment=16)
 
-        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
+        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
         kv, score = Matrix(kv, kv_stride), Matrix(score, score_stride)
         grad_out = Matrix(grad_out, grad_out_stride)
         grad_kv = Matrix(grad_kv, grad_kv_stride)

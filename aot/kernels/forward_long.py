@@ -10,14 +10,14 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
-from aot.kernels.segments import LOG2_WARP, WARP, Pack, find_row_or_padding
+from aot.kernels.segments import WARP, Pack, find_row
 from aot.kernels.window_long import LongWindow
 from aot.variants import Variant
 
@@ -51,8 +51,10 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         lane, warp = thread % WARP, thread // WARP
         column = min((column_tile * WARP + lane) * window.columns, head_dim - window.columns)
 
-        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
-        token, first = find_row_or_padding(pack, row, row, Int32(LOG2_WARP), window.ratio)
+        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
+        token, first, _ = find_row(
+            pack, row, row, Boolean(False), pack.glance(row), pack.real_rows(), window.ratio
+        )
 
         highest = cute.make_rmem_tensor((window.columns,), Float32)
         total = cute.make_rmem_tensor((window.columns,), Float32)

@@ -28,13 +28,18 @@ class Matrix:
         return self.base + (Int64(row) * self.stride + column)
 
 
-def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
-    """`columns` adjacent bf16 of global memory as one word.
+def load_now(address: cute.Pointer, kind: Any, **hints: Any) -> Any:
+    """A value of global memory, asked for where this stands.
 
     Relaxed, because the assembler sinks plain loads towards their uses and then waits for each of
     them; these it leaves where they stand, all in flight together.
     """
-    return arch.load(address, WORD[columns], sem="relaxed", scope="cta", **hints)
+    return arch.load(address, kind, sem="relaxed", scope="cta", **hints)
+
+
+def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
+    """`columns` adjacent bf16 of global memory as one word, as `load_now` loads."""
+    return load_now(address, WORD[columns], **hints)
 
 
 def load_word_once(address: cute.Pointer, columns: int) -> Any:
@@ -94,6 +99,13 @@ def _fill_from_ape(table: cute.Tensor, ape: cute.Pointer, address: cutlass.Const
             values = load_f32(address(k), columns)
             for v in cutlass.range_constexpr(columns):
                 table[k, v] = values[v]
+
+
+def copy_async_4(target: cute.Pointer, source: cute.Pointer) -> None:
+    """Starts copying 4 bytes from global to shared memory."""
+    arch.inline_ptx(
+        "cp.async.ca.shared.global [{$r0}], [{$r1}], 4;", read_only_args=[target, source]
+    )
 
 
 def copy_async_16(target: cute.Pointer, source: cute.Pointer) -> None:

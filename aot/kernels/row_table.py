@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Boolean, Int32, Uint32
 from cutlass.cute import arch
 
 from aot.kernels.segments import WARP, Pack, find_row
@@ -63,7 +63,11 @@ def look_up_rows(
     end = Uint32(rows - 1)
     mine = min(row + Uint32(thread) * Uint32(groups), end)
     warp_row = min(row + Uint32(thread & -WARP) * Uint32(groups), end)
-    token, first, last = find_row(pack, Int32(mine), Int32(warp_row), Int32(0), table.ratio)
+    warp_row = Int32(warp_row)
+    token, first, last = find_row(
+        pack, Int32(mine), warp_row, Boolean(True), pack.glance(warp_row), pack.real_rows(),
+        table.ratio,
+    )  # fmt: skip
     at = table.at(memory, index + thread)
     arch.store(at, token, ss="cta")
     arch.store(at + 1, first + 2 * last, ss="cta")
