@@ -165,7 +165,7 @@ _LONG = (
     # For sm_80 the compiler cannot fit it into four blocks' registers.
     _long("forward", 2, 4, 256, batch=4, min_blocks=4, architectures=(90, 100, 120)),
     _long("forward", 2, 2, 512, batch=8, min_blocks=2),
-    _long("forward", 2, 1, 512, batch=16),
+    _long("forward", 2, 1, 512, batch=8),
     # Aligned to 8 elements, rows are copied asynchronously, 16 bytes at a time. A block of sm_120
     # has 99 KB of shared memory.
     _long("backward", 1, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,

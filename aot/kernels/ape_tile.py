@@ -11,7 +11,7 @@ from cutlass import Float32, Int32
 
 from aot.kernels.memory import load_f32, store_f32
 from aot.kernels.segments import WARP
-from aot.kernels.window_long import LongWindow
+from aot.kernels.window_chunk import ChunkedWindow
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ApeTile:
     shared memory. A thread reads what it wrote.
     """
 
-    window: LongWindow
+    window: ChunkedWindow
     held: bool
     offset: int
 

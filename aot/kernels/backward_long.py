@@ -24,7 +24,7 @@ from aot.kernels.row_buffer import DEPTH, copy_row
 from aot.kernels.row_table import look_up_rows
 from aot.kernels.segments import WARP, Pack
 from aot.kernels.softmax_row import softmax_row
-from aot.kernels.window_long import LongWindow
+from aot.kernels.window_chunk import ChunkedWindow
 from aot.variants import Variant
 
 
@@ -153,7 +153,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
 
 
 def _store_gradients(
-    window: LongWindow,
+    window: ChunkedWindow,
     grad_kv: Matrix,
     grad_score: Matrix,
     start: Int32,
@@ -185,7 +185,7 @@ def _store_gradients(
 
 
 def _store_zeros(
-    window: LongWindow, grad_kv: Matrix, grad_score: Matrix, start: Int32, column: Int32
+    window: ChunkedWindow, grad_kv: Matrix, grad_score: Matrix, start: Int32, column: Int32
 ) -> None:
     """Writes zeros at a warp's tokens in the columns that the next block pools."""
     to_kv = grad_kv.at(start, column)

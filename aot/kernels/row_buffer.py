@@ -17,7 +17,7 @@ from aot.kernels import bf16
 from aot.kernels.memory import Matrix, copy_async_16, load_word_once
 from aot.kernels.ptx import select
 from aot.kernels.segments import WARP
-from aot.kernels.window_long import LongWindow
+from aot.kernels.window_chunk import ChunkedWindow
 
 KV, SCORE = 0, 1
 PIECE = 8  # bf16 of one asynchronous copy: 16 bytes
@@ -31,7 +31,7 @@ class RowBuffer:
     asynchronous: filled by 16-byte copies, which need aligned rows; else word by word, at once.
     """
 
-    window: LongWindow
+    window: ChunkedWindow
     asynchronous: bool
     offset: int
 
