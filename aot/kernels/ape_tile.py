@@ -11,7 +11,7 @@ from cutlass import Float32, Int32
 
 from aot.kernels.memory import load_f32, store_f32
 from aot.kernels.segments import WARP
-from aot.kernels.window_chunk import ChunkedWindow
+from aot.kernels.window_long import LongWindow
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ApeTile:
     shared memory. A thread reads what it wrote.
     """
 
-    window: ChunkedWindow
+    window: LongWindow
     held: bool
     offset: int
 
@@ -42,8 +42,10 @@ class ApeTile:
     ) -> None:
         """Moves a thread's part from global to shared memory, once, where it is held."""
         if self.held:
-            for k, row in enumerate(self.window.load_whole_ape(ape, head_dim, warp, column)):
-                store_f32(self._at(memory, warp, lane, k), row)
+            for half in self.window.halves:
+                rows = self.window.load_whole_ape(ape, head_dim, warp, column, half)
+                for k, row in enumerate(rows):
+                    store_f32(self._at(memory, warp, lane, half, k), row)
 
     def read(
         self,
@@ -53,15 +55,18 @@ class ApeTile:
         warp: Int32,
         lane: Int32,
         column: Int32,
+        half: int,
     ) -> list[list[Float32]]:
-        """A thread's part, [position][column]."""
+        """A thread's part of a half, [position][column]."""
         if not self.held:
-            return self.window.load_whole_ape(ape, head_dim, warp, column)
+            return self.window.load_whole_ape(ape, head_dim, warp, column, half)
         return [
-            load_f32(self._at(memory, warp, lane, k), self.window.columns)
-            for k in range(self.window.warp_positions)
+            load_f32(self._at(memory, warp, lane, half, k), self.window.columns)
+            for k in range(self.window.run)
         ]
 
-    def _at(self, memory: cute.Pointer, warp: Int32, lane: Int32, k: int) -> cute.Pointer:
-        row = warp * self.window.warp_positions + k
+    def _at(
+        self, memory: cute.Pointer, warp: Int32, lane: Int32, half: int, k: int
+    ) -> cute.Pointer:
+        row = warp * self.window.run + (half * self.window.ratio + k)
         return memory + self.offset + (row * WARP + lane) * self.window.columns

@@ -8,7 +8,7 @@ from aot.kernels.row_buffer import PIECE, RowBuffer
 from aot.kernels.row_table import RowTable
 from aot.kernels.segments import WARP
 from aot.kernels.warp_exchange import WarpExchange
-from aot.kernels.window_chunk import ChunkedWindow
+from aot.kernels.window_long import LongWindow
 from aot.variants import Variant
 
 
@@ -16,7 +16,7 @@ from aot.variants import Variant
 class BlockLayout:
     """Four parts, one after another; each knows its offset."""
 
-    window: ChunkedWindow
+    window: LongWindow
     exchange: WarpExchange
     ape_tile: ApeTile
     row_table: RowTable
@@ -30,7 +30,7 @@ def block_layout(variant: Variant) -> BlockLayout:
         ValueError: the variant asks for another amount of shared memory.
     """
     warps = variant.threads // WARP
-    window = ChunkedWindow(variant.ratio, variant.coff, variant.columns, warps, variant.batch)
+    window = LongWindow(variant.ratio, variant.coff, variant.columns, warps, variant.batch)
     exchange = WarpExchange(window, 0)
     end = exchange.words
     ape_tile = ApeTile(window, variant.holds_ape, end)

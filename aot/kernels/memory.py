@@ -96,6 +96,21 @@ def _fill_from_ape(table: cute.Tensor, ape: cute.Pointer, address: cutlass.Const
                 table[k, v] = values[v]
 
 
+def load_16(address: cute.Pointer) -> Any:
+    """16 aligned bytes of shared memory."""
+    return arch.load(address, ir.VectorType.get([4], T.i32()), ss="cta")
+
+
+def store_16(address: cute.Pointer, word: Any) -> None:
+    """16 aligned bytes to global memory."""
+    arch.store(address, word)
+
+
+def zero_16(address: cute.Pointer) -> None:
+    """16 aligned bytes of zeros to global memory."""
+    store_f32(address, [Float32(0.0)] * 4)
+
+
 def copy_async_16(target: cute.Pointer, source: cute.Pointer) -> None:
     """Starts copying 16 bytes, both ends aligned, from global to shared memory."""
     arch.inline_ptx(

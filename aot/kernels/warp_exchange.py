@@ -13,14 +13,14 @@ from cutlass import Float32, Int32
 from aot.kernels import arithmetic as ar
 from aot.kernels.memory import load_f32, store_f32
 from aot.kernels.segments import WARP
-from aot.kernels.window_chunk import ChunkedWindow
+from aot.kernels.window_long import LongWindow
 
 
 @dataclass(frozen=True)
 class WarpExchange:
     """The tables' shape, and their offset in the block's shared memory, in words."""
 
-    window: ChunkedWindow
+    window: LongWindow
     offset: int
 
     @property
