@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backward for long windows: gradients, and APE sums as partial planes.
 
-Blocks form `groups` x `column_tiles`: one owns a tile of columns and every groups-th row. Each of
-its warps owns `positions / warps` positions of the window, for which it keeps the exponentials and
-the APE sums in registers; over a row the warps exchange their maxima, then their sums, which every
-thread adds in ascending order. The next row's kv and score travel to shared memory in the
-meantime. Every warp copies what it reads itself, so nothing else waits.
+Blocks form `groups` x `column_tiles`: one owns a tile of columns and one of every `groups` rows.
+Each of its warps owns a run of tokens in each half of the window, for which it keeps the
+exponentials and the APE sums in registers; over a row the warps exchange their maxima, then their
+sums, which every thread adds in ascending order. The next row's kv and score travel to shared
+memory in the meantime. Every warp copies what it reads itself, so nothing else waits.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix, load_word_once, store_f32
 from aot.kernels.row_buffer import DEPTH, copy_row
 from aot.kernels.row_gradients import write_gradients
-from aot.kernels.row_table import look_up_rows
+from aot.kernels.row_table import look_up_rows, row_of
 from aot.kernels.segments import WARP, Pack
 from aot.kernels.softmax_row import softmax_row
 from aot.variants import Variant
@@ -76,15 +76,14 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         grad_kv = Matrix(grad_kv, grad_kv_stride)
         grad_score = Matrix(grad_score, grad_score_stride)
         real_rows = pack.real_rows()
-        row = Uint32(group)
-        step = Uint32(groups)
-        look_up_rows(row_table, memory, Int32(0), pack, row, groups, rows)
+        row = row_of(Int32(0), group, groups)
+        look_up_rows(row_table, memory, Int32(0), pack, group, groups, rows)
         real_rows = Uint32(max(min(real_rows, rows), 0))
         grad_word = bf16.WORD[window.columns](0)
         if row < real_rows:
             grad_word = load_word_once(grad_out.at(row, column), window.columns)
         for ahead in cutlass.range_constexpr(DEPTH - 1):
-            if row + Uint32(ahead) * step < real_rows:
+            if row_of(Int32(ahead), group, groups) < real_rows:
                 token, first, _ = row_table.read(memory, Int32(ahead))
                 copy_row(
                     row_buffer, memory, Int32(ahead), kv, score, token, first,
@@ -100,10 +99,9 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         index = Int32(0)
         while row < real_rows:
             later = index + (DEPTH - 1)
-            later_row = row + Uint32(DEPTH - 1) * step
-            if later_row < real_rows:
+            if row_of(later, group, groups) < real_rows:
                 if later % variant.threads == 0:
-                    look_up_rows(row_table, memory, later, pack, later_row, groups, rows)
+                    look_up_rows(row_table, memory, later, pack, group, groups, rows)
                 later_token, later_first, _ = row_table.read(memory, later)
                 copy_row(
                     row_buffer, memory, later % DEPTH, kv, score, later_token, later_first,
@@ -111,8 +109,9 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                 )  # fmt: skip
             arch.cp_async_commit_group()
             grads = bf16.unpack(grad_word, window.columns)
-            if row + step < real_rows:
-                grad_word = load_word_once(grad_out.at(row + step, column), window.columns)
+            next_row = row_of(index + 1, group, groups)
+            if next_row < real_rows:
+                grad_word = load_word_once(grad_out.at(next_row, column), window.columns)
             arch.cp_async_wait_group(DEPTH - 1)
             arch.sync_warp()
 
@@ -130,7 +129,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                 grads, weights, products, scales, dots, sums,
             )  # fmt: skip
             arch.sync_warp()  # the next copies overwrite what every lane has read by now
-            row = row + step
+            row = next_row
             index = index + 1
         if active & (workspace.toint() != 0):
             width = Int64(head_dim) * window.coff
