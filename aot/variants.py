@@ -161,7 +161,7 @@ def _long(operation: str, coff: int, columns: int, threads: int, **fields: Any) 
 
 _LONG = (
     _long("forward", 1, 2, 256, batch=16),
-    _long("forward", 1, 1, 512, batch=8),
+    _long("forward", 1, 1, 512, batch=8, min_blocks=4),
     # For sm_80 the compiler cannot fit it into four blocks' registers.
     _long("forward", 2, 4, 256, batch=4, min_blocks=4, architectures=(90, 100, 120)),
     _long("forward", 2, 2, 512, batch=8, min_blocks=2),
