@@ -16,6 +16,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import bf16
+from aot.kernels.ape_tile import fill_ape_tile
 from aot.kernels.block_layout import block_layout
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix, load_word_once, store_f32
@@ -76,6 +77,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         grad_kv = Matrix(grad_kv, grad_kv_stride)
         grad_score = Matrix(grad_score, grad_score_stride)
         real_rows = pack.real_rows()
+        if cutlass.const_expr(ape_tile.held):
+            fill_ape_tile(ape_tile, memory, ape, head_dim, warp, lane, column)
         row = row_of(Int32(0), group, groups)
         look_up_rows(row_table, memory, Int32(0), pack, group, groups, rows)
         real_rows = Uint32(max(min(real_rows, rows), 0))
@@ -90,7 +93,6 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                     warp, lane, copied_column, head_dim,
                 )  # fmt: skip
             arch.cp_async_commit_group()
-        ape_tile.fill(memory, ape, head_dim, warp, lane, column)
 
         sums = cute.make_rmem_tensor((window.warp_positions, window.columns), Float32)
         sums.fill(0.0)

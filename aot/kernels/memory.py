@@ -111,8 +111,13 @@ def zero_16(address: cute.Pointer) -> None:
     store_f32(address, [Float32(0.0)] * 4)
 
 
-def copy_async_16(target: cute.Pointer, source: cute.Pointer) -> None:
-    """Starts copying 16 bytes, both ends aligned, from global to shared memory."""
+def copy_async(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
+    """Starts copying 4, 8 or 16 bytes, both ends aligned, from global to shared memory.
+
+    16 bytes pass by the first-level cache.
+    """
+    cache = "cg" if size == 16 else "ca"
     arch.inline_ptx(
-        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[target, source]
+        f"cp.async.{cache}.shared.global [{{$r0}}], [{{$r1}}], {size};",
+        read_only_args=[target, source],
     )

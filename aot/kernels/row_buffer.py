@@ -14,7 +14,7 @@ from cutlass import BFloat16, Float32, Int32
 from cutlass.cute import arch
 
 from aot.kernels import bf16
-from aot.kernels.memory import Matrix, copy_async_16, load_16, load_word_once, store_16
+from aot.kernels.memory import Matrix, copy_async, load_16, load_word_once, store_16
 from aot.kernels.ptx import select
 from aot.kernels.segments import WARP
 from aot.kernels.window_long import LongWindow
@@ -78,7 +78,7 @@ class RowBuffer:
             source = tensor.at(token + lane // self.pieces, column)
             target = self._piece(memory, slot, which, half, warp, lane)
             for k in range(0, self.window.run, self.together):
-                copy_async_16(target + k * self.window.tile, source + k * tensor.stride)
+                copy_async(target + k * self.window.tile, source + k * tensor.stride, 16)
         else:
             columns, positions = self.window.columns, range(self.window.run)
             source = tensor.at(token, column)
