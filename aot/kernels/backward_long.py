@@ -20,7 +20,7 @@ from aot.kernels.ape_tile import fill_ape_tile
 from aot.kernels.block_layout import block_layout
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix, load_word_once, store_f32
-from aot.kernels.row_buffer import DEPTH, copy_row
+from aot.kernels.row_buffer import copy_row
 from aot.kernels.row_gradients import write_gradients
 from aot.kernels.row_table import look_up_rows, row_of
 from aot.kernels.segments import WARP, Pack
@@ -33,6 +33,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     layout = block_layout(variant)
     window, ape_tile = layout.window, layout.ape_tile
     row_table, row_buffer = layout.row_table, layout.row_buffer
+    depth = variant.depth
 
     @cute.kernel
     def backward(
@@ -85,7 +86,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         grad_word = bf16.WORD[window.columns](0)
         if row < real_rows:
             grad_word = load_word_once(grad_out.at(row, column), window.columns)
-        for ahead in cutlass.range_constexpr(DEPTH - 1):
+        for ahead in cutlass.range_constexpr(depth - 1):
             if row_of(Int32(ahead), group, groups) < real_rows:
                 token, first, _ = row_table.read(memory, Int32(ahead))
                 copy_row(
@@ -97,16 +98,17 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         sums = cute.make_rmem_tensor((window.warp_positions, window.columns), Float32)
         sums.fill(0.0)
         weights = cute.make_rmem_tensor((window.warp_positions, window.columns), Float32)
-        products = cute.make_rmem_tensor((window.warp_positions, window.columns), Float32)
+        kept = (window.warp_positions - window.reread, window.columns)
+        products = cute.make_rmem_tensor(kept, Float32)
         index = Int32(0)
         while row < real_rows:
-            later = index + (DEPTH - 1)
+            later = index + (depth - 1)
             if row_of(later, group, groups) < real_rows:
                 if later % variant.threads == 0:
                     look_up_rows(row_table, memory, later, pack, group, groups, rows)
                 later_token, later_first, _ = row_table.read(memory, later)
                 copy_row(
-                    row_buffer, memory, later % DEPTH, kv, score, later_token, later_first,
+                    row_buffer, memory, later % depth, kv, score, later_token, later_first,
                     warp, lane, copied_column, head_dim,
                 )  # fmt: skip
             arch.cp_async_commit_group()
@@ -114,10 +116,10 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             next_row = row_of(index + 1, group, groups)
             if next_row < real_rows:
                 grad_word = load_word_once(grad_out.at(next_row, column), window.columns)
-            arch.cp_async_wait_group(DEPTH - 1)
+            arch.cp_async_wait_group(depth - 1)
             arch.sync_warp()
 
-            slot = index % DEPTH
+            slot = index % depth
             token, first, last = row_table.read(memory, index)
             scales, dots = softmax_row(
                 layout, memory, slot, ape, head_dim, warp, lane, column,

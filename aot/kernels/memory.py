@@ -111,13 +111,20 @@ def zero_16(address: cute.Pointer) -> None:
     store_f32(address, [Float32(0.0)] * 4)
 
 
-def copy_async(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
+def copy_async(
+    target: cute.Pointer, source: cute.Pointer, size: int, whole_line: bool = False
+) -> None:
     """Starts copying 4, 8 or 16 bytes, both ends aligned, from global to shared memory.
 
-    16 bytes pass by the first-level cache.
+    16 bytes pass by the first-level cache. whole_line: the second-level cache fetches the 128 bytes
+    that they lie in.
     """
     cache = "cg" if size == 16 else "ca"
+    if whole_line:
+        cache += ".shared.global.L2::128B"
+    else:
+        cache += ".shared.global"
     arch.inline_ptx(
-        f"cp.async.{cache}.shared.global [{{$r0}}], [{{$r1}}], {size};",
+        f"cp.async.{cache} [{{$r0}}], [{{$r1}}], {size};",
         read_only_args=[target, source],
     )

@@ -2,7 +2,7 @@
 """Raw kv and score of a block's next rows in shared memory, filled by asynchronous copies.
 
 Laid out [slot][KV, SCORE][position of the window][column of the tile], bf16: a row stays in slot
-`index % DEPTH` from its copy to its last read. A warp copies and reads the positions it owns and no
+`index % depth` from its copy to its last read. A warp copies and reads the positions it owns and no
 others.
 """
 
@@ -21,24 +21,27 @@ from aot.kernels.window_long import LongWindow
 
 KV, SCORE = 0, 1
 PIECE = 8  # bf16 of one asynchronous copy: 16 bytes
-DEPTH = 2  # rows: the one in work and the next one
 
 
 @dataclass(frozen=True)
 class RowBuffer:
     """The buffer's shape, and its offset in the block's shared memory, in words.
 
+    depth: slots, for the row in work and the next ones.
     asynchronous: filled by 16-byte copies, which need aligned rows; else word by word, at once.
+    whole_lines: as a variant's.
     """
 
     window: LongWindow
     asynchronous: bool
+    depth: int
     offset: int
+    whole_lines: bool = False
 
     @property
     def words(self) -> int:
         """Size in 32-bit words."""
-        return DEPTH * 2 * self.window.positions * self.window.tile // 2
+        return self.depth * 2 * self.window.positions * self.window.tile // 2
 
     def column(self, tile_column: Int32, head_dim: Int32, lane: Int32) -> Int32:
         """The first column that a lane copies; past the last one it repeats the last piece."""
@@ -78,7 +81,8 @@ class RowBuffer:
             source = tensor.at(token + lane // self.pieces, column)
             target = self._piece(memory, slot, which, half, warp, lane)
             for k in range(0, self.window.run, self.together):
-                copy_async(target + k * self.window.tile, source + k * tensor.stride, 16)
+                to, at = target + k * self.window.tile, source + k * tensor.stride
+                copy_async(to, at, 16, self.whole_lines)
         else:
             columns, positions = self.window.columns, range(self.window.run)
             source = tensor.at(token, column)

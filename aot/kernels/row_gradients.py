@@ -53,7 +53,15 @@ def write_gradients(
                 to_score = buffer.at(memory, slot, SCORE, half, warp, lane)
                 for k in cutlass.range_constexpr(window.run):
                     i = half * window.run + k
-                    of_kv, of_score = _gradients(i, grads, weights, products, scales, dots, sums)
+                    if cutlass.const_expr(i < window.reread):
+                        word = arch.load(
+                            to_kv + k * window.tile, bf16.WORD[window.columns], ss="cta"
+                        )
+                        values = bf16.unpack(word, window.columns)
+                        u = [ar.mul_rn(g, x) for g, x in zip(grads, values, strict=True)]
+                    else:
+                        u = [products[i - window.reread, v] for v in range(window.columns)]
+                    of_kv, of_score = _gradients(i, grads, weights, u, scales, dots, sums)
                     arch.store(to_kv + k * window.tile, bf16.pack(of_kv), ss="cta")
                     arch.store(to_score + k * window.tile, bf16.pack(of_score), ss="cta")
         arch.sync_warp()
@@ -80,7 +88,8 @@ def write_gradients(
                 to_score = grad_score.at(start, column + half * head_dim)
                 for k in cutlass.range_constexpr(window.run):
                     i = half * window.run + k
-                    of_kv, of_score = _gradients(i, grads, weights, products, scales, dots, sums)
+                    u = [products[i, v] for v in range(window.columns)]
+                    of_kv, of_score = _gradients(i, grads, weights, u, scales, dots, sums)
                     arch.store(to_kv + k * grad_kv.stride, bf16.pack(of_kv))
                     arch.store(to_score + k * grad_score.stride, bf16.pack(of_score))
         if cutlass.const_expr(window.coff == 2):
@@ -97,7 +106,7 @@ def _gradients(
     i: int,
     grads: list,
     weights: cute.Tensor,
-    products: cute.Tensor,
+    products: list,
     scales: list,
     dots: list,
     sums: cute.Tensor,
@@ -106,7 +115,7 @@ def _gradients(
     of_kv, of_score = [], []
     for v, g in enumerate(grads):
         p = ar.mul_rn(weights[i, v], scales[v])
-        ds = ar.fma_rn(-p, dots[v], ar.mul_rn(products[i, v], p))
+        ds = ar.fma_rn(-p, dots[v], ar.mul_rn(products[v], p))
         sums[i, v] = sums[i, v] + ds
         of_kv.append(ar.mul_rn(g, p))
         of_score.append(ds)

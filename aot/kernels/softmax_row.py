@@ -57,7 +57,9 @@ def softmax_row(
                     i = half * window.run + k
                     e = ar.exp_over(weights[i, v] - most[v], window.log2_positions)
                     u = ar.mul_rn(grads[v], values[k][v])
-                    weights[i, v], products[i, v] = e, u
+                    weights[i, v] = e
+                    if cutlass.const_expr(i >= window.reread):
+                        products[i - window.reread, v] = u
                     sums[v, 0] = sums[v, 0] + e
                     sums[v, 1] = ar.fma_rn(u, e, sums[v, 1])
     flat = [sums[v, i] for v in range(window.columns) for i in range(2)]

@@ -19,7 +19,7 @@ from aot.kernels.segments import WARP
 class LongWindow:
     """The shape of every warp's share, all known at compile time; `columns` a lane.
 
-    batch: positions whose loads are in flight together.
+    batch: positions whose loads are in flight together. reread: as a variant's.
     """
 
     ratio: int
@@ -27,6 +27,7 @@ class LongWindow:
     columns: int
     warps: int
     batch: int
+    reread: int = 0
 
     def __post_init__(self) -> None:
         """A run is whole batches, or a batch whole runs."""
