@@ -101,15 +101,35 @@ def _fill_from_ape(table: cute.Tensor, ape: cute.Pointer, address: cutlass.Const
                 table[k, v] = values[v]
 
 
-def copy_async_4(target: cute.Pointer, source: cute.Pointer) -> None:
-    """Starts copying 4 bytes from global to shared memory."""
-    arch.inline_ptx(
-        "cp.async.ca.shared.global [{$r0}], [{$r1}], 4;", read_only_args=[target, source]
-    )
+def load_16(address: cute.Pointer) -> Any:
+    """16 aligned bytes of shared memory."""
+    return arch.load(address, ir.VectorType.get([4], T.i32()), ss="cta")
 
 
-def copy_async_16(target: cute.Pointer, source: cute.Pointer) -> None:
-    """Starts copying 16 bytes, both ends aligned, from global to shared memory."""
+def store_16(address: cute.Pointer, word: Any) -> None:
+    """16 aligned bytes to global memory."""
+    arch.store(address, word)
+
+
+def zero_16(address: cute.Pointer) -> None:
+    """16 aligned bytes of zeros to global memory."""
+    store_f32(address, [Float32(0.0)] * 4)
+
+
+def copy_async(
+    target: cute.Pointer, source: cute.Pointer, size: int, whole_line: bool = False
+) -> None:
+    """Starts copying 4, 8 or 16 bytes, both ends aligned, from global to shared memory.
+
+    16 bytes pass by the first-level cache. whole_line: the second-level cache fetches the 128 bytes
+    that they lie in.
+    """
+    cache = "cg" if size == 16 else "ca"
+    if whole_line:
+        cache += ".shared.global.L2::128B"
+    else:
+        cache += ".shared.global"
     arch.inline_ptx(
-        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[target, source]
+        f"cp.async.{cache} [{{$r0}}], [{{$r1}}], {size};",
+        read_only_args=[target, source],
     )

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute import arch
 
-from aot.kernels.memory import copy_async_4
+from aot.kernels.memory import copy_async
 from aot.kernels.segments import Pack, guess, of_lane
 
 
@@ -30,8 +30,8 @@ class Parked:
         """Starts copying what `pack.glance` would load. A warp's lanes ask for one row."""
         thread, _, _ = arch.thread_idx()
         index = of_lane(guess(pack.segments, row, pack.rows), pack.segments)
-        copy_async_4(self.base + thread, pack.cu_seqlens_comp + index)
-        copy_async_4(self.base + (self.threads + thread), pack.cu_seqlens + index)
+        copy_async(self.base + thread, pack.cu_seqlens_comp + index, 4)
+        copy_async(self.base + (self.threads + thread), pack.cu_seqlens + index, 4)
         arch.cp_async_commit_group()
 
     def glanced(self, pack: Pack, row: Int32) -> tuple[Int32, Int32, Int32]:
