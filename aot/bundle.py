@@ -31,9 +31,9 @@ KINDS = {"finish": 0, "short": 1, "long": 2}
 # magic, schema, header bytes, total bytes, variants, schedules, images, 0,
 # offsets of the three tables, sha256 of bytes [128, first image)
 HEADER = struct.Struct("<8sIIQIIIIQQQ32s32x")
-# name, operation, ratio, coff, dtype, columns, threads, dynamic shared, parameter count, kind,
+# name, rows, operation, ratio, coff, dtype, columns, threads, dynamic shared, parameter count, kind,
 # alignment, parameter ids
-VARIANT = struct.Struct("<64siiiiiiiIii24s")
+VARIANT = struct.Struct("<60siiiiiiiiIii24s")
 # arch, operation, ratio, coff, dtype, variant index, lanes_log2, ctas, fill_ctas, 0, max_elements
 SCHEDULE = struct.Struct("<iiiiiiiiiiq16x")
 # variant index, arch, registers, static shared, flags, 0, offset, size, sha256, symbol
@@ -195,7 +195,7 @@ def _tables(manifest: Manifest, first_image: int) -> bytes:
     for v in manifest["variants"]:
         params = bytes(ids[name] for name in v["params"])
         table += VARIANT.pack(
-            _text(v["name"], 64), OPERATIONS[v["operation"]], v["ratio"], v["coff"],
+            _text(v["name"], 60), v["rows"], OPERATIONS[v["operation"]], v["ratio"], v["coff"],
             DTYPES[v["dtype"]], v["columns"], v["threads"], v["dynamic_shared"],
             len(params), KINDS[v["kind"]], v["alignment"],
             params.ljust(MAX_PARAMETERS, bytes([NO_PARAMETER])),

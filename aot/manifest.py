@@ -67,6 +67,7 @@ def _variant_record(variant: Variant) -> Record:
         "coff": variant.coff,
         "dtype": variant.dtype,
         "kind": variant.kind,
+        "rows": variant.rows,
         "columns": variant.columns,
         "alignment": variant.required_alignment,
         "threads": variant.threads,

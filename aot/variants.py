@@ -104,10 +104,12 @@ class Variant:
     alignment: int = 0
     holds_ape: bool = False
     batch: int = 0
+    rows: int = 1
     depth: int = 2
     reread: int = 0
     whole_lines: bool = False
     tag: str = ""
+    direct: bool = False
 
     @property
     def required_alignment(self) -> int:
@@ -121,6 +123,8 @@ class Variant:
             return f"csa_finish_{self.dtype}_e{self.columns}"
         window = f"r{self.ratio}_c{self.coff}"
         name = f"csa_{self.operation}_{window}_{self.dtype}_v{self.columns}"
+        if self.rows > 1:
+            name += f"_n{self.rows}"
         if self.kind == "long":
             name += f"_t{self.threads}"
             if self.required_alignment != self.columns:
@@ -192,27 +196,14 @@ _LONG = (
 
 # To be measured: forced by name.
 _CANDIDATES = (
-    _long("forward", 2, 2, 512, batch=16, min_blocks=1, tag="_both"),
-    _long("forward", 2, 1, 512, batch=16, min_blocks=2, tag="_both"),
-    _long("forward", 2, 4, 512, batch=4, min_blocks=2, architectures=(90,)),
-    _long("forward", 2, 2, 256, batch=8, min_blocks=4, architectures=(90,)),
-    _long("forward", 2, 2, 1024, batch=8, min_blocks=1, tag="_both"),
-    _long("backward", 2, 1, 256, batch=16, min_blocks=2, alignment=8, holds_ape=True,
-          dynamic_shared=105_472, architectures=(90,), tag="_b2"),
-    _long("backward", 2, 1, 256, batch=16, min_blocks=2, alignment=8, holds_ape=True,
-          dynamic_shared=105_472, architectures=(90,), whole_lines=True, tag="_b2_l2"),
     _long("backward", 2, 1, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
-          dynamic_shared=105_472, architectures=(90,), whole_lines=True, tag="_l2"),
-    _long("backward", 2, 1, 512, batch=8, min_blocks=1, alignment=8, holds_ape=True,
-          dynamic_shared=112_640, architectures=(90,)),
+          dynamic_shared=105_472, architectures=(90,), direct=True, tag="_dir"),
     _long("backward", 2, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
           dynamic_shared=206_848, architectures=(90,), reread=4),
-    _long("backward", 2, 1, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
-          dynamic_shared=138_240, architectures=(90,), depth=3, tag="_d3"),
-    _long("backward", 1, 2, 256, batch=16, min_blocks=2, alignment=8, holds_ape=True,
-          dynamic_shared=108_544, architectures=(90,), reread=2, tag="_b2"),
-    _long("backward", 1, 1, 256, batch=16, min_blocks=3, alignment=8, holds_ape=True,
-          dynamic_shared=56_320, architectures=(90,), tag="_b3"),
+    _long("backward", 2, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
+          dynamic_shared=206_848, architectures=(90,), reread=8, direct=True, tag="_dir"),
+    _long("backward", 1, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
+          dynamic_shared=108_544, architectures=(90,), direct=True, tag="_dir"),
 )  # fmt: skip
 
 VARIANTS: tuple[Variant, ...] = (
@@ -223,6 +214,13 @@ VARIANTS: tuple[Variant, ...] = (
         )
         for ratio, coff in SHORT_WINDOWS
         for columns in (1, 2, 4)
+    ),
+    *(
+        Variant(
+            "forward", ratio, coff, "bf16", 4, FORWARD_THREADS, _forward_blocks(ratio, coff, 4),
+            rows=4,
+        )
+        for ratio, coff in SHORT_WINDOWS
     ),
     *(
         Variant(

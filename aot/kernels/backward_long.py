@@ -12,7 +12,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import bf16
@@ -23,7 +23,7 @@ from aot.kernels.memory import Matrix, load_word_once, store_f32
 from aot.kernels.row_buffer import copy_row
 from aot.kernels.row_gradients import write_gradients
 from aot.kernels.row_table import look_up_rows, row_of
-from aot.kernels.segments import WARP, Pack
+from aot.kernels.segments import WARP, Pack, find_row
 from aot.kernels.softmax_row import softmax_row
 from aot.variants import Variant
 
@@ -77,23 +77,26 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         grad_out = Matrix(grad_out, grad_out_stride)
         grad_kv = Matrix(grad_kv, grad_kv_stride)
         grad_score = Matrix(grad_score, grad_score_stride)
+        # The first row is found by itself, and travels while the others are looked up.
         real_rows = pack.real_rows()
-        if cutlass.const_expr(ape_tile.held):
-            fill_ape_tile(ape_tile, memory, ape, head_dim, warp, lane, column)
         row = row_of(Int32(0), group, groups)
-        look_up_rows(row_table, memory, Int32(0), pack, group, groups, rows)
+        first_row = Int32(row)
+        token, first, _ = find_row(
+            pack, first_row, first_row, Boolean(False), pack.glance(first_row), real_rows,
+            window.ratio,
+        )  # fmt: skip
         real_rows = Uint32(max(min(real_rows, rows), 0))
         grad_word = bf16.WORD[window.columns](0)
         if row < real_rows:
             grad_word = load_word_once(grad_out.at(row, column), window.columns)
-        for ahead in cutlass.range_constexpr(depth - 1):
-            if row_of(Int32(ahead), group, groups) < real_rows:
-                token, first, _ = row_table.read(memory, Int32(ahead))
-                copy_row(
-                    row_buffer, memory, Int32(ahead), kv, score, token, first,
-                    warp, lane, copied_column, head_dim,
-                )  # fmt: skip
-            arch.cp_async_commit_group()
+            copy_row(
+                row_buffer, memory, Int32(0), kv, score, token, first,
+                warp, lane, copied_column, head_dim,
+            )  # fmt: skip
+        if cutlass.const_expr(ape_tile.held):
+            fill_ape_tile(ape_tile, memory, ape, head_dim, warp, lane, column)
+        arch.cp_async_commit_group()
+        look_up_rows(row_table, memory, Int32(0), pack, group, groups, rows)
 
         sums = cute.make_rmem_tensor((window.warp_positions, window.columns), Float32)
         sums.fill(0.0)

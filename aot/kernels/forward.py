@@ -29,7 +29,7 @@ NEAR = -8.0
 def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     """(kernel, host function, sample arguments) of a forward variant, for the compiler."""
     window = Window(variant.ratio, variant.coff, variant.columns)
-    threads = variant.threads
+    threads, each = variant.threads, variant.rows
 
     @cute.kernel
     def forward(
@@ -49,41 +49,49 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         lanes_log2: Int32,
     ) -> None:
         thread, _, _ = arch.thread_idx()
-        block, column_tile, _ = arch.block_idx()
-        blocks, _, _ = arch.grid_dim()
+        row_block, column_tile, _ = arch.block_idx()
         column_lane = thread & ((Int32(1) << lanes_log2) - 1)
         wanted_column = ((column_tile << lanes_log2) + column_lane) * window.columns
         column = min(wanted_column, head_dim - window.columns)
         kv, score, out = Matrix(kv, kv_stride), Matrix(score, score_stride), Matrix(out, out_stride)
-
-        # A block takes every blocks-th tile of rows, and finds the next one while this one loads.
-        tile_rows = Uint32(threads) >> Uint32(lanes_log2)
-        offset = Uint32(thread >> lanes_log2)
-        warp_offset = Uint32((thread & -WARP) >> lanes_log2)
-        tile = Uint32(block) * tile_rows
-        last_row = Uint32(rows - 1)
         pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
-        real_rows = pack.real_rows()
-        warp_row = Int32(min(tile + warp_offset, last_row))
-        begin, prefix, other = pack.glance(warp_row)
-        while tile <= last_row:
-            # Threads past the edge repeat the edge's loads and store nothing.
-            wanted_row = tile + offset
-            active = (wanted_row <= last_row) & (wanted_column < head_dim)
-            row = Int32(min(wanted_row, last_row))
+
+        # A thread takes `each` consecutive rows, and so do a warp's threads together. The lanes look
+        # one of them up each. Threads past the edge repeat the edge's loads and store nothing.
+        last_row = Uint32(rows - 1)
+        block_row = Uint32(row_block) * ((Uint32(threads) >> Uint32(lanes_log2)) * each)
+        wanted_row = block_row + Uint32(thread >> lanes_log2) * each
+        warp_row = min(block_row + Uint32((thread & -WARP) >> lanes_log2) * each, last_row)
+        sought = min(wanted_row, last_row)
+        several = lanes_log2 < LOG2_WARP
+        if cutlass.const_expr(each > 1):
+            sought = min(warp_row + Uint32(arch.lane_idx()), last_row)
+            several = Boolean(True)
+        else:
             bias = window.load_ape(ape, head_dim, column)
-            several = lanes_log2 < LOG2_WARP
-            token, first, _ = find_row(
-                pack, row, warp_row, several, (begin, prefix, other), real_rows, window.ratio
-            )
-            tile = tile + Uint32(blocks) * tile_rows
-            warp_row = Int32(min(tile + warp_offset, last_row))
-            begin, prefix, other = pack.glance(warp_row)
+        warp_row = Int32(warp_row)
+        token, first, _ = find_row(
+            pack, Int32(sought), warp_row, several, pack.glance(warp_row), pack.real_rows(),
+            window.ratio,
+        )  # fmt: skip
+        if cutlass.const_expr(each == 1):
             kv_words = window.load(kv, token, first, head_dim, column)
             score_words = window.load(score, token, first, head_dim, column)
             word = _pool_row(window, first, score_words, kv_words, bias)
-            if active:
-                arch.store(out.at(row, column), word)
+            if (wanted_row <= last_row) & (wanted_column < head_dim):
+                arch.store(out.at(Int32(sought), column), word)
+        else:
+            for _ in cutlass.range(each, unroll=1):
+                row = Int32(min(wanted_row, last_row))
+                bias_ = window.load_ape(ape, head_dim, column)
+                token_ = arch.shuffle_sync(token, row - warp_row)
+                first_ = arch.shuffle_sync(first, row - warp_row)
+                kv_words = window.load(kv, token_, first_, head_dim, column)
+                score_words = window.load(score, token_, first_, head_dim, column)
+                word = _pool_row(window, first_, score_words, kv_words, bias_)
+                if (wanted_row <= last_row) & (wanted_column < head_dim):
+                    arch.store(out.at(row, column), word)
+                wanted_row = wanted_row + 1
 
     return launchable(forward, variant)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forward for long windows: one pass over a row's window, split over the warps of a block.
 
-Each warp pools a run of tokens in each half of one row's window for 32 * columns columns, with a
-running maximum that is updated once a batch. The warps' partial (maximum, sum of weights, weighted
+Each warp pools consecutive positions of one row's window for 32 * columns columns, with a running
+maximum that is updated once a batch. The warps' partial (maximum, sum of weights, weighted
 sum) are merged in ascending order through shared memory.
 """
 
@@ -62,20 +62,14 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         highest.fill(ar.LOWEST)
         total.fill(0.0)
         pooled.fill(0.0)
-        # In a first block half 0 does not exist. The same code serves either half where a batch
-        # fits one; else both travel together.
+        token, ape_row, offset = window.share(token, first, warp, column, head_dim)
         tensors = Matrix(score, score_stride), Matrix(kv, kv_stride), ape
-        place = token, warp, column, head_dim
         sums = highest, total, pooled
-        if cutlass.const_expr(window.coff == 1):
-            _pool(window, (0,), place, tensors, sums)
-        elif cutlass.const_expr(window.batch <= window.run):
-            for half in cutlass.range(first, 2, unroll=1):
-                _pool(window, (half,), place, tensors, sums)
-        elif first != 0:
-            _pool(window, (1,), place, tensors, sums)
-        else:
-            _pool(window, (0, 1), place, tensors, sums)
+        _pool(window, token, ape_row, offset, head_dim, tensors, sums)
+        if cutlass.const_expr(window.coff == 2):
+            if first == 0:
+                run = window.run
+                _pool(window, token + run, ape_row + run, offset, head_dim, tensors, sums)
 
         # Three tables, [warp][column of the tile]: maxima, sums of weights, weighted sums.
         base = arch.alloc_smem(Float32, 3 * table)
@@ -96,31 +90,22 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
 
 def _pool(
     window: LongWindow,
-    halves: tuple[int | Int32, ...],
-    place: tuple[Int32, Int32, Int32, Int32],
+    token: Int32,
+    ape_row: Int32,
+    column: Int32,
+    head_dim: Int32,
     tensors: tuple[Matrix, Matrix, cute.Pointer],
     sums: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
 ) -> None:
-    """Folds a thread's positions in these halves into its sums, a batch at a time.
+    """Folds a run of positions, the first one's token, APE row and packed column given, into `sums`.
 
-    place: the block's token, the warp, the thread's first column, head_dim. tensors: score, kv and
-    ape.
+    tensors: score, kv and ape.
     """
-    token, warp, column, head_dim = place
     score, kv, ape = tensors
-    count = min(window.run, window.batch)
-    row = warp * window.run
-    parts = [
-        (window.token(token, warp, half), column + half * head_dim, begin)
-        for half in halves
-        for begin in range(0, window.run, count)
-    ]
-    for i in range(0, len(parts), window.batch // count):
-        scores, values, bias = [], [], []
-        for start, at, begin in parts[i : i + window.batch // count]:
-            scores += window.load(score, start, begin, count, at)
-            values += window.load(kv, start, begin, count, at)
-            bias += window.load_ape(ape, head_dim, row, begin, count, at)
+    for k in range(0, window.run, window.batch):
+        scores = window.load(score, token, k, window.batch, column)
+        values = window.load(kv, token, k, window.batch, column)
+        bias = window.load_ape(ape, head_dim, ape_row, k, window.batch, column)
         _accumulate(window, scores, values, bias, *sums)
 
 

@@ -37,6 +37,7 @@ class RowBuffer:
     depth: int
     offset: int
     whole_lines: bool = False
+    direct: bool = False
 
     @property
     def words(self) -> int:

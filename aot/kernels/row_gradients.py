@@ -46,7 +46,7 @@ def write_gradients(
     weights, products, scales, dots: as `softmax_row` leaves them.
     """
     window = cutlass.const_expr(buffer.window)
-    if cutlass.const_expr(buffer.asynchronous):
+    if cutlass.const_expr(buffer.asynchronous and not buffer.direct):
         for half in cutlass.range_constexpr(window.coff):
             if window.exists(half, first):
                 to_kv = buffer.at(memory, slot, KV, half, warp, lane)
@@ -88,7 +88,15 @@ def write_gradients(
                 to_score = grad_score.at(start, column + half * head_dim)
                 for k in cutlass.range_constexpr(window.run):
                     i = half * window.run + k
-                    u = [products[i, v] for v in range(window.columns)]
+                    if cutlass.const_expr(i < window.reread):
+                        word = arch.load(
+                            buffer.at(memory, slot, KV, half, warp, lane) + k * window.tile,
+                            bf16.WORD[window.columns], ss="cta"
+                        )
+                        values = bf16.unpack(word, window.columns)
+                        u = [ar.mul_rn(g, x) for g, x in zip(grads, values, strict=True)]
+                    else:
+                        u = [products[i - window.reread, v] for v in range(window.columns)]
                     of_kv, of_score = _gradients(i, grads, weights, u, scales, dots, sums)
                     arch.store(to_kv + k * grad_kv.stride, bf16.pack(of_kv))
                     arch.store(to_score + k * grad_score.stride, bf16.pack(of_score))

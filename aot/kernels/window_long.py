@@ -12,6 +12,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from aot.kernels.memory import Matrix, load_ape, load_word_once
+from aot.kernels.ptx import select
 from aot.kernels.segments import WARP
 
 
@@ -83,10 +84,28 @@ class LongWindow:
         """The first token of a warp's run in a half, for a block that starts at `block_token`."""
         return block_token + (warp * self.run + (half - self.own) * self.ratio)
 
+    def share(
+        self, block_token: Int32, first: Int32, warp: Int32, column: Int32, head_dim: Int32
+    ) -> tuple[Int32, Int32, Int32]:
+        """Forward's division: (token, APE row, packed column) of a warp's first position.
+
+        Its positions are consecutive: two runs in one half, or one in a first block, which has
+        half 1 alone.
+        """
+        if self.coff == 1:
+            return block_token + warp * self.run, warp * self.run, column
+        begin = warp * (2 * self.run)  # of the window
+        own = select((first != 0) | (begin >= self.ratio), head_dim, Int32(0))
+        token = select(first != 0, warp * self.run, begin - self.ratio)
+        row = select(first != 0, warp * self.run, begin % self.ratio)
+        return block_token + token, row, column + own
+
     def load(self, tensor: Matrix, token: Int32, begin: int, count: int, column: Int32) -> list:
         """Words of `count` tokens from the begin-th after `token` on."""
-        base = tensor.at(token + begin, column)
-        return [load_word_once(base + k * tensor.stride, self.columns) for k in range(count)]
+        base = tensor.at(token, column)
+        return [
+            load_word_once(base + (begin + k) * tensor.stride, self.columns) for k in range(count)
+        ]
 
     def load_ape(
         self, ape: cute.Pointer, head_dim: Int32, row: Int32, begin: int, count: int, column: Int32
@@ -95,7 +114,7 @@ class LongWindow:
 
         def address(k: int) -> cute.Pointer:
             width = Int64(head_dim) * self.coff
-            return ape + ((row + begin) * width + column) + k * width
+            return ape + (row * width + column) + (begin + k) * width
 
         return load_ape(ape, address, count, self.columns)
 

@@ -42,6 +42,7 @@ static const char *bad_variant(const struct csa_variant *v) {
   if (v->ratio < 1 || v->ratio > MAX_RATIO || v->coff < 1 || v->coff > 2) return "bad window";
   if (v->dtype < CSA_DTYPE_BF16 || v->dtype > CSA_DTYPE_FP32) return "unknown dtype";
   if (!power_of_two(v->columns) || v->columns > 16) return "bad column count";
+  if (!power_of_two(v->rows) || v->rows > 1 << WARP_LOG2) return "bad row count";
   if (!power_of_two(v->alignment) || v->alignment < v->columns || v->alignment > MAX_ALIGNMENT)
     return "bad alignment";
   return NULL;

@@ -23,10 +23,11 @@ bool csa_lay_out(const struct csa_variant *v, const struct csa_schedule *row, co
     l.row_blocks = a->rows;
   } else {
     l.lanes_log2 = (int32_t)least(l.lanes_log2, ceil_log2(column_threads));
+    l.lanes_log2 = (int32_t)most(l.lanes_log2, log2_of(v->rows)); /* a warp has 32 rows at most */
     while ((l.column_tiles = ceil_shift(column_threads, l.lanes_log2)) > GRID_Y_MAX &&
            l.lanes_log2 < threads_log2)
       l.lanes_log2++;
-    l.row_blocks = ceil_shift(a->rows, threads_log2 - l.lanes_log2);
+    l.row_blocks = ceil_shift(a->rows, threads_log2 - l.lanes_log2 + log2_of(v->rows));
   }
   l.groups = l.row_blocks;
   if (row->ctas > 0) l.groups = least(most(row->ctas / l.column_tiles, 1), l.row_blocks);
