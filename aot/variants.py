@@ -81,13 +81,11 @@ class Variant:
     it. 0 means `columns`.
     holds_ape: whether a block keeps its tile of the APE in shared memory.
     batch: positions that a thread of a long window loads together.
-    depth: rows of a long backward that a block keeps in shared memory: the one in work and those on
-    their way.
     reread: of the positions of a thread, the first ones, whose kv it reads twice instead of keeping
     a product.
-    whole_lines: whether copies of rows bring whole cache lines to the second-level cache, where the
-    block of the next tile finds its part.
-    tag: tells variants apart that differ in nothing else the name says.
+    staged: whether gradients pass through shared memory and leave 16 bytes at a time.
+    rows: consecutive rows of a thread that holds whole windows, pooled one after another.
+    once: whether a window is loaded past the first-level cache.
     architectures: those it is built for.
     """
 
@@ -105,11 +103,9 @@ class Variant:
     holds_ape: bool = False
     batch: int = 0
     rows: int = 1
-    depth: int = 2
+    once: bool = False
     reread: int = 0
-    whole_lines: bool = False
-    tag: str = ""
-    direct: bool = False
+    staged: bool = False
 
     @property
     def required_alignment(self) -> int:
@@ -125,13 +121,14 @@ class Variant:
         name = f"csa_{self.operation}_{window}_{self.dtype}_v{self.columns}"
         if self.rows > 1:
             name += f"_n{self.rows}"
+        if self.once:
+            name += "_once"
         if self.kind == "long":
             name += f"_t{self.threads}"
             if self.required_alignment != self.columns:
                 name += f"_a{self.required_alignment}"
             if self.holds_ape:
                 name += "_ape"
-            name += self.tag
         return name
 
     @property
@@ -188,22 +185,12 @@ _LONG = (
     _long("backward", 1, 1, 256, batch=16, min_blocks=2, alignment=8, holds_ape=True,
           dynamic_shared=56_320),
     _long("backward", 1, 1, 256, batch=16, min_blocks=2, dynamic_shared=39_936),
+    _long("backward", 2, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
+          dynamic_shared=206_848, architectures=(90, 100), reread=4, staged=True),
     _long("backward", 2, 1, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
           dynamic_shared=105_472, architectures=(80, 90, 100)),
     _long("backward", 2, 1, 256, batch=16, min_blocks=1, alignment=8, dynamic_shared=72_704),
     _long("backward", 2, 1, 256, batch=16, min_blocks=1, dynamic_shared=72_704),
-)  # fmt: skip
-
-# To be measured: forced by name.
-_CANDIDATES = (
-    _long("backward", 2, 1, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
-          dynamic_shared=105_472, architectures=(90,), direct=True, tag="_dir"),
-    _long("backward", 2, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
-          dynamic_shared=206_848, architectures=(90,), reread=4),
-    _long("backward", 2, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
-          dynamic_shared=206_848, architectures=(90,), reread=8, direct=True, tag="_dir"),
-    _long("backward", 1, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
-          dynamic_shared=108_544, architectures=(90,), direct=True, tag="_dir"),
 )  # fmt: skip
 
 VARIANTS: tuple[Variant, ...] = (
@@ -217,10 +204,11 @@ VARIANTS: tuple[Variant, ...] = (
     ),
     *(
         Variant(
-            "forward", ratio, coff, "bf16", 4, FORWARD_THREADS, _forward_blocks(ratio, coff, 4),
-            rows=4,
+            "forward", ratio, coff, "bf16", columns, FORWARD_THREADS,
+            _forward_blocks(ratio, coff, columns), **fields,
         )
         for ratio, coff in SHORT_WINDOWS
+        for columns, fields in ((2, {"once": True}), (4, {"rows": 4}))
     ),
     *(
         Variant(
@@ -232,7 +220,6 @@ VARIANTS: tuple[Variant, ...] = (
         for columns in (1, 2, 4)
     ),
     *_LONG,
-    *_CANDIDATES,
     *(
         Variant("finish", 0, 0, "f32", elements, threads, kind="finish", alignment=1)
         for elements, threads in FINISH_BLOCKS

@@ -20,8 +20,8 @@ from aot.kernels.ape_tile import fill_ape_tile
 from aot.kernels.block_layout import block_layout
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix, load_word_once, store_f32
-from aot.kernels.row_buffer import copy_row
-from aot.kernels.row_gradients import write_gradients
+from aot.kernels.row_buffer import DEPTH, copy_row
+from aot.kernels.row_gradients import write_gradients, write_zeros
 from aot.kernels.row_table import look_up_rows, row_of
 from aot.kernels.segments import WARP, Pack, find_row
 from aot.kernels.softmax_row import softmax_row
@@ -33,7 +33,6 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     layout = block_layout(variant)
     window, ape_tile = layout.window, layout.ape_tile
     row_table, row_buffer = layout.row_table, layout.row_buffer
-    depth = variant.depth
 
     @cute.kernel
     def backward(
@@ -105,33 +104,36 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         products = cute.make_rmem_tensor(kept, Float32)
         index = Int32(0)
         while row < real_rows:
-            later = index + (depth - 1)
+            later = index + (DEPTH - 1)
             if row_of(later, group, groups) < real_rows:
                 if later % variant.threads == 0:
                     look_up_rows(row_table, memory, later, pack, group, groups, rows)
                 later_token, later_first, _ = row_table.read(memory, later)
                 copy_row(
-                    row_buffer, memory, later % depth, kv, score, later_token, later_first,
+                    row_buffer, memory, later % DEPTH, kv, score, later_token, later_first,
                     warp, lane, copied_column, head_dim,
                 )  # fmt: skip
             arch.cp_async_commit_group()
+            slot = index % DEPTH
+            token, first, last = row_table.read(memory, index)
+            if cutlass.const_expr(window.coff == 2):
+                write_zeros(
+                    row_buffer, grad_kv, grad_score, token, (last != 0) | (row + 1 >= real_rows),
+                    warp, lane, column, copied_column, tile_column, head_dim,
+                )  # fmt: skip
             grads = bf16.unpack(grad_word, window.columns)
             next_row = row_of(index + 1, group, groups)
             if next_row < real_rows:
                 grad_word = load_word_once(grad_out.at(next_row, column), window.columns)
-            arch.cp_async_wait_group(depth - 1)
+            arch.cp_async_wait_group(DEPTH - 1)
             arch.sync_warp()
 
-            slot = index % depth
-            token, first, last = row_table.read(memory, index)
             scales, dots = softmax_row(
                 layout, memory, slot, ape, head_dim, warp, lane, column,
                 first, grads, weights, products,
             )  # fmt: skip
-            # No next block pools the first half of a last block's columns.
-            unpooled = (last != 0) | (row + 1 >= real_rows)
             write_gradients(
-                row_buffer, memory, slot, grad_kv, grad_score, token, first, unpooled,
+                row_buffer, memory, slot, grad_kv, grad_score, token, first,
                 warp, lane, column, copied_column, tile_column, head_dim,
                 grads, weights, products, scales, dots, sums,
             )  # fmt: skip

@@ -55,9 +55,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             to_kv = Matrix(grad_kv, grad_kv_stride)
             to_score = Matrix(grad_score, grad_score_stride)
             width = head_dim * coff
-            zero_unpooled(
-                variant.threads, block, fill_ctas, pack, to_kv, to_score, rows, width, ratio
-            )
+            zero_unpooled(variant.threads, block, fill_ctas, pack, to_kv, to_score, width, ratio)
         else:
             column, lane = thread % columns, thread // columns
             element = Int64(block - fill_ctas) * columns + column

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forward for windows that fit in registers: one thread owns one row and a few columns.
 
-All loads of the window are issued before the first use, at addresses that are valid for every
-thread, so no branch stands between the prefix search and the arithmetic.
+All loads of a window are issued before the first use.
 """
 
 from typing import Any
@@ -56,56 +55,57 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         kv, score, out = Matrix(kv, kv_stride), Matrix(score, score_stride), Matrix(out, out_stride)
         pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
 
-        # A thread takes `each` consecutive rows, and so do a warp's threads together. The lanes look
-        # one of them up each. Threads past the edge repeat the edge's loads and store nothing.
+        # A thread takes `each` consecutive rows, and so do a warp's threads together: of several,
+        # its lanes look one up each. Threads past the edge repeat its loads and store nothing.
         last_row = Uint32(rows - 1)
         block_row = Uint32(row_block) * ((Uint32(threads) >> Uint32(lanes_log2)) * each)
         wanted_row = block_row + Uint32(thread >> lanes_log2) * each
         warp_row = min(block_row + Uint32((thread & -WARP) >> lanes_log2) * each, last_row)
-        sought = min(wanted_row, last_row)
-        several = lanes_log2 < LOG2_WARP
-        if cutlass.const_expr(each > 1):
-            sought = min(warp_row + Uint32(arch.lane_idx()), last_row)
-            several = Boolean(True)
-        else:
-            bias = window.load_ape(ape, head_dim, column)
+        sought = min(warp_row + Uint32(arch.lane_idx()) if each > 1 else wanted_row, last_row)
+        several = Boolean(True) if each > 1 else lanes_log2 < LOG2_WARP
         warp_row = Int32(warp_row)
-        token, first, _ = find_row(
+        found, is_first, _ = find_row(
             pack, Int32(sought), warp_row, several, pack.glance(warp_row), pack.real_rows(),
             window.ratio,
         )  # fmt: skip
-        if cutlass.const_expr(each == 1):
-            kv_words = window.load(kv, token, first, head_dim, column)
-            score_words = window.load(score, token, first, head_dim, column)
-            word = _pool_row(window, first, score_words, kv_words, bias)
+        for _ in cutlass.range(each, unroll=1):
+            row = Int32(min(wanted_row, last_row))
+            token, first = found, is_first
+            if cutlass.const_expr(each > 1):
+                token = arch.shuffle_sync(found, row - warp_row)
+                first = arch.shuffle_sync(is_first, row - warp_row)
+            word = _pool_row(window, variant.once, first, kv, score, ape, token, head_dim, column)
             if (wanted_row <= last_row) & (wanted_column < head_dim):
-                arch.store(out.at(Int32(sought), column), word)
-        else:
-            for _ in cutlass.range(each, unroll=1):
-                row = Int32(min(wanted_row, last_row))
-                bias_ = window.load_ape(ape, head_dim, column)
-                token_ = arch.shuffle_sync(token, row - warp_row)
-                first_ = arch.shuffle_sync(first, row - warp_row)
-                kv_words = window.load(kv, token_, first_, head_dim, column)
-                score_words = window.load(score, token_, first_, head_dim, column)
-                word = _pool_row(window, first_, score_words, kv_words, bias_)
-                if (wanted_row <= last_row) & (wanted_column < head_dim):
-                    arch.store(out.at(row, column), word)
-                wanted_row = wanted_row + 1
+                arch.store(out.at(row, column), word)
+            wanted_row = wanted_row + 1
 
     return launchable(forward, variant)
 
 
 @cute.jit
 def _pool_row(
-    window: cutlass.Constexpr, first: Int32, score_words: list, kv_words: list, bias: list
+    window: cutlass.Constexpr,
+    once: cutlass.Constexpr,
+    first: Int32,
+    kv: Matrix,
+    score: Matrix,
+    ape: cute.Pointer,
+    token: Int32,
+    head_dim: Int32,
+    column: Int32,
 ) -> Any:
-    """The pooled columns as one word. A first block pools its own half alone."""
+    """The pooled columns as one word. A first block loads and pools its own half alone."""
     word = bf16.WORD[window.columns](0)
+    bias = window.load_ape(ape, head_dim, column)
     if (window.coff == 2) & (first != 0):
-        own = cutlass.const_expr(window.positions - window.ratio)
-        word = _pool_positions(window, score_words[own:], kv_words[own:], bias[own:])
+        own = cutlass.const_expr(range(window.positions - window.ratio, window.positions))
+        kv_words = window.load_some(own, kv, token, head_dim, column, once)
+        score_words = window.load_some(own, score, token, head_dim, column, once)
+        word = _pool_positions(window, score_words, kv_words, bias[own.start :])
     else:
+        every = cutlass.const_expr(range(window.positions))
+        kv_words = window.load_some(every, kv, token, head_dim, column, once)
+        score_words = window.load_some(every, score, token, head_dim, column, once)
         word = _pool_positions(window, score_words, kv_words, bias)
     return word
 

@@ -65,11 +65,11 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         token, ape_row, offset = window.share(token, first, warp, column, head_dim)
         tensors = Matrix(score, score_stride), Matrix(kv, kv_stride), ape
         sums = highest, total, pooled
-        _pool(window, token, ape_row, offset, head_dim, tensors, sums)
+        _pool(window, True, token, ape_row, offset, head_dim, tensors, sums)
         if cutlass.const_expr(window.coff == 2):
             if first == 0:
                 run = window.run
-                _pool(window, token + run, ape_row + run, offset, head_dim, tensors, sums)
+                _pool(window, False, token + run, ape_row + run, offset, head_dim, tensors, sums)
 
         # Three tables, [warp][column of the tile]: maxima, sums of weights, weighted sums.
         base = arch.alloc_smem(Float32, 3 * table)
@@ -90,6 +90,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
 
 def _pool(
     window: LongWindow,
+    initial: bool,
     token: Int32,
     ape_row: Int32,
     column: Int32,
@@ -99,18 +100,19 @@ def _pool(
 ) -> None:
     """Folds a run of positions, the first one's token, APE row and packed column given, into `sums`.
 
-    tensors: score, kv and ape.
+    initial: whether `sums` hold nothing yet. tensors: score, kv and ape.
     """
     score, kv, ape = tensors
     for k in range(0, window.run, window.batch):
         scores = window.load(score, token, k, window.batch, column)
         values = window.load(kv, token, k, window.batch, column)
         bias = window.load_ape(ape, head_dim, ape_row, k, window.batch, column)
-        _accumulate(window, scores, values, bias, *sums)
+        _accumulate(window, initial and k == 0, scores, values, bias, *sums)
 
 
 def _accumulate(
     window: LongWindow,
+    initial: bool,
     scores: list,
     values: list,
     bias: list,
@@ -131,9 +133,12 @@ def _accumulate(
         column = [row[v] + b[v] for row, b in zip(wide_scores, bias, strict=True)]
         most = ar.largest([highest[v], *column])
         weights = [ar.exp_approx(s - most) for s in column]
-        kept = ar.exp_approx(highest[v] - most)
-        sum_weights, sum_values = total[v] * kept, pooled[v] * kept
-        for k, weight in enumerate(weights):
+        if initial:
+            sum_weights, sum_values = weights[0], ar.mul_rn(weights[0], wide_values[0][v])
+        else:
+            kept = ar.exp_approx(highest[v] - most)
+            sum_weights, sum_values = total[v] * kept, pooled[v] * kept
+        for k, weight in list(enumerate(weights))[1 if initial else 0 :]:
             sum_weights = sum_weights + weight
             sum_values = ar.fma_rn(weight, wide_values[k][v], sum_values)
         highest[v], total[v], pooled[v] = most, sum_weights, sum_values

@@ -28,23 +28,13 @@ class Matrix:
         return self.base + (Int64(row) * self.stride + column)
 
 
-def load_now(address: cute.Pointer, kind: Any, **hints: Any) -> Any:
-    """A value of global memory, asked for where this stands.
+def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
+    """`columns` adjacent bf16 of global memory as one word.
 
     Relaxed, because the assembler sinks plain loads towards their uses and then waits for each of
     them; these it leaves where they stand, all in flight together.
     """
-    return arch.load(address, kind, sem="relaxed", scope="cta", **hints)
-
-
-def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
-    """`columns` adjacent bf16 of global memory as one word, as `load_now` loads."""
-    return load_now(address, WORD[columns], **hints)
-
-
-def load_often(address: cute.Pointer) -> Int32:
-    """What other warps of the multiprocessor ask for, too: the first-level cache keeps it."""
-    return arch.load(address, Int32, level1_eviction_priority="evict_last")
+    return arch.load(address, WORD[columns], sem="relaxed", scope="cta", **hints)
 
 
 def load_word_once(address: cute.Pointer, columns: int) -> Any:
@@ -121,19 +111,12 @@ def zero_16(address: cute.Pointer) -> None:
     store_f32(address, [Float32(0.0)] * 4)
 
 
-def copy_async(
-    target: cute.Pointer, source: cute.Pointer, size: int, whole_line: bool = False
-) -> None:
+def copy_async(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
     """Starts copying 4, 8 or 16 bytes, both ends aligned, from global to shared memory.
 
-    16 bytes pass by the first-level cache. whole_line: the second-level cache fetches the 128 bytes
-    that they lie in.
+    16 bytes pass by the first-level cache.
     """
-    cache = "cg" if size == 16 else "ca"
-    if whole_line:
-        cache += ".shared.global.L2::128B"
-    else:
-        cache += ".shared.global"
+    cache = "cg.shared.global" if size == 16 else "ca.shared.global"
     arch.inline_ptx(
         f"cp.async.{cache} [{{$r0}}], [{{$r1}}], {size};",
         read_only_args=[target, source],

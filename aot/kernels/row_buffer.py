@@ -2,7 +2,7 @@
 """Raw kv and score of a block's next rows in shared memory, filled by asynchronous copies.
 
 Laid out [slot][KV, SCORE][position of the window][column of the tile], bf16: a row stays in slot
-`index % depth` from its copy to its last read. A warp copies and reads the positions it owns and no
+`index % DEPTH` from its copy to its last read. A warp copies and reads the positions it owns and no
 others.
 """
 
@@ -21,28 +21,26 @@ from aot.kernels.window_long import LongWindow
 
 KV, SCORE = 0, 1
 PIECE = 8  # bf16 of one asynchronous copy: 16 bytes
+DEPTH = 2  # slots: the row in work and the next one
 
 
 @dataclass(frozen=True)
 class RowBuffer:
     """The buffer's shape, and its offset in the block's shared memory, in words.
 
-    depth: slots, for the row in work and the next ones.
     asynchronous: filled by 16-byte copies, which need aligned rows; else word by word, at once.
-    whole_lines: as a variant's.
+    staged: as a variant's.
     """
 
     window: LongWindow
     asynchronous: bool
-    depth: int
     offset: int
-    whole_lines: bool = False
-    direct: bool = False
+    staged: bool
 
     @property
     def words(self) -> int:
         """Size in 32-bit words."""
-        return self.depth * 2 * self.window.positions * self.window.tile // 2
+        return DEPTH * 2 * self.window.positions * self.window.tile // 2
 
     def column(self, tile_column: Int32, head_dim: Int32, lane: Int32) -> Int32:
         """The first column that a lane copies; past the last one it repeats the last piece."""
@@ -83,7 +81,7 @@ class RowBuffer:
             target = self._piece(memory, slot, which, half, warp, lane)
             for k in range(0, self.window.run, self.together):
                 to, at = target + k * self.window.tile, source + k * tensor.stride
-                copy_async(to, at, 16, self.whole_lines)
+                copy_async(to, at, 16)
         else:
             columns, positions = self.window.columns, range(self.window.run)
             source = tensor.at(token, column)

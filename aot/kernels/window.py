@@ -16,7 +16,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute import arch
 
 from aot.kernels import bf16
-from aot.kernels.memory import Matrix, load_ape, load_word
+from aot.kernels.memory import Matrix, load_ape, load_word, load_word_once
 from aot.kernels.ptx import select
 
 
@@ -62,6 +62,28 @@ class Window:
             base = previous if self.previous(position) else own
             address = base + (position % self.ratio) * tensor.stride
             words.append(load_word(address, self.columns))
+        return words
+
+    def load_some(
+        self,
+        positions: range,
+        tensor: Matrix,
+        token: Int32,
+        head_dim: Int32,
+        column: Int32,
+        once: bool,
+    ) -> list:
+        """One word of `columns` elements for each of these positions, which exist.
+
+        once: whether to load past the first-level cache.
+        """
+        own = tensor.at(token, self.column(self.positions - 1, head_dim, column))
+        previous = own - (self.ratio * tensor.stride + head_dim)
+        load = load_word_once if once else load_word
+        words = []
+        for position in positions:
+            base = previous if self.previous(position) else own
+            words.append(load(base + (position % self.ratio) * tensor.stride, self.columns))
         return words
 
     def erase_missing(self, first: Int32, kv_words: list, score_words: list) -> tuple[list, list]:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Zeros for the gradients of tokens that lie in no computed row's block.
 
-Every token is looked at, each by one lane; a warp then writes together what its 32 tokens need.
-So the cost of finding the tokens does not depend on where they are, and long gaps are shared out
-over all blocks.
+Every token is looked at, each by one thread, and the warps of a block then write in turn what its
+tokens need. So the cost of finding the tokens does not depend on where they are, and long gaps are
+shared out over all warps of all blocks.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint16
+from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
 from cutlass.cute import arch
 
 from aot.kernels.memory import Matrix, store_f32
@@ -25,28 +25,39 @@ def zero_unpooled(
     pack: Pack,
     grad_kv: Matrix,
     grad_score: Matrix,
-    rows: Int32,
     width: Int32,
     ratio: Int32,
 ) -> None:
     """Block `block` of `blocks` does its share of all tokens, `width` columns each."""
     thread, _, _ = arch.thread_idx()
-    lane = arch.lane_idx()
+    lane, warp = arch.lane_idx(), thread // WARP
+    warps = cutlass.const_expr(threads // WARP)
     wide = _all_multiples_of_wide(grad_kv, grad_score, width)
-    base = Int64(block) * threads + (thread & -WARP)
+    unpooled = arch.alloc_smem(Uint32, warps)  # a bit a token of the block
+    base = Int64(block) * threads
     while base < pack.tokens:
-        token = Int32(min(base + lane, Int64(pack.tokens) - 1))
-        pooled = _is_pooled(pack, rows, ratio, Int32(base), token)
-        pending = arch.vote_ballot_sync((base + lane < pack.tokens) & ~pooled)
-        while pending != 0:
-            row = base + arch.popc((pending & -pending) - 1)
-            pending = pending & (pending - 1)
-            to_kv = grad_kv.base + row * grad_kv.stride
-            to_score = grad_score.base + row * grad_score.stride
-            if wide:
-                _zero(to_kv, to_score, width, lane, WIDE)
-            else:
-                _zero(to_kv, to_score, width, lane, 1)
+        token = Int32(min(base + thread, Int64(pack.tokens) - 1))
+        warp_token = Int32(min(base + (thread & -WARP), Int64(pack.tokens) - 1))
+        pooled = _is_pooled(pack, ratio, warp_token, token)
+        mine = arch.vote_ballot_sync((base + thread < pack.tokens) & ~pooled)
+        if lane == 0:
+            arch.store(unpooled + warp, Uint32(mine), ss="cta")
+        arch.sync_threads()
+        turn = Int32(0)
+        for word in cutlass.range(warps, unroll=1):
+            pending = Int32(arch.load(unpooled + word, Uint32, ss="cta"))
+            while pending != 0:
+                if turn % warps == warp:
+                    row = base + (word * WARP + arch.popc((pending & -pending) - 1))
+                    to_kv = grad_kv.base + row * grad_kv.stride
+                    to_score = grad_score.base + row * grad_score.stride
+                    if wide:
+                        _zero(to_kv, to_score, width, lane, WIDE)
+                    else:
+                        _zero(to_kv, to_score, width, lane, 1)
+                pending = pending & (pending - 1)
+                turn = turn + 1
+        arch.sync_threads()
         base = base + Int64(blocks) * threads
 
 
@@ -78,23 +89,26 @@ def _all_multiples_of_wide(grad_kv: Matrix, grad_score: Matrix, width: Int32) ->
 
 
 @cute.jit
-def _is_pooled(
-    pack: Pack,
-    rows: Int32,
-    ratio: Int32,
-    warp_token: Int32,
-    token: Int32,
-) -> Boolean:
-    """Whether a token lies in the block of a computed row."""
+def _is_pooled(pack: Pack, ratio: Int32, warp_token: Int32, token: Int32) -> Boolean:
+    """Whether a token lies in the block of a computed row.
+
+    warp_token: the least of the warp's tokens. Mostly its segment is that of all of them.
+    """
     pooled = Boolean(False)
     if pack.segments > 0:
-        starts, others = pack.cu_seqlens, pack.cu_seqlens_comp
-        glanced = glance(starts, others, pack.segments, warp_token, pack.tokens)
-        found, begin, _, _ = settle(starts, others, pack.segments, warp_token, *glanced)
+        starts, rows = pack.cu_seqlens, pack.cu_seqlens_comp
+        glanced = glance(starts, rows, pack.segments, warp_token, pack.tokens)
+        found, begin, prefix, other = settle(starts, rows, pack.segments, warp_token, *glanced)
         segment = min(begin + found, pack.segments - 1)
-        segment = gallop(pack.cu_seqlens, pack.segments, segment, token)
-        index = token - arch.load(pack.cu_seqlens + segment, Int32)
-        first_row = arch.load(pack.cu_seqlens_comp + segment, Int32)
-        last_row = min(arch.load(pack.cu_seqlens_comp + (segment + 1), Int32), rows)
-        pooled = (index >= 0) & (index // ratio < last_row - first_row)
+        start = arch.shuffle_sync(prefix, found)
+        next_start = arch.shuffle_sync(prefix, min(found + 1, WARP - 1))
+        row = arch.shuffle_sync(other, found)
+        end = arch.shuffle_sync(other, min(found + 1, WARP - 1))
+        if arch.vote_any_sync((token >= next_start) & (segment + 1 < pack.segments)):
+            segment = gallop(starts, pack.segments, segment, token)
+            start = arch.load(starts + segment, Int32)
+            row = arch.load(rows + segment, Int32)
+            end = arch.load(rows + (segment + 1), Int32)
+        index = token - start
+        pooled = (index >= 0) & (index // ratio < min(end, pack.rows) - row)
     return pooled
