@@ -7,10 +7,12 @@ import math
 from typing import Any
 
 from csa_runtime import _native, checks
+from csa_runtime._native import torch_forward
 from csa_runtime.arrays import ITEMSIZE, Array, describe
 from csa_runtime.calls import (
     Call,
     begin,
+    bind,
     check_can_allocate,
     check_contents,
     check_streams,
@@ -67,6 +69,11 @@ def compressor_forward(
         ValueError: malformed arguments, before any launch.
         RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
     """
+    made = torch_forward(
+        kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, total_comp, out, stream
+    )
+    if made is not None:
+        return made
     call = begin(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, stream)
     result = optional("out", out, call.exported)
     rows = rows_of(call, kv, cu_seqlens_comp, total_comp, result)
@@ -92,6 +99,7 @@ def compressor_forward(
     if result is None:
         out = call.owner.empty(kv, shape, None, call.stream)
         result = describe("out", out, call.exported)
+    bind(call)
     _native.launch_forward(
         **fields(call, rows, (result,)), out=result.pointer, out_stride=row_stride(result)
     )

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "module.h"
 
+#include "torch_tensor.h"
+
 PyObject *csa_raise(int code) {
   const struct csa_failure *failure = csa_private_failure();
   if (code == CSA_ERROR_VALUE) {
@@ -101,10 +103,10 @@ static PyObject *abi_version(PyObject *self, PyObject *unused) {
 #define ERRORS_HELP \
   "Raises ValueError before anything is launched, UnsupportedArch, DriverError or BundleError."
 
-#define WITH_KEYWORDS(function) (PyCFunction)(void (*)(void))(function)
+#define CALLABLE(function) (PyCFunction)(void (*)(void))(function)
 
 static PyMethodDef METHODS[] = {
-    {"launch_forward", WITH_KEYWORDS(launch_forward), METH_VARARGS | METH_KEYWORDS,
+    {"launch_forward", CALLABLE(launch_forward), METH_VARARGS | METH_KEYWORDS,
      "launch_forward(*, device=0, ratio, coff, dtype, flags=0, tokens, segments, rows, head_dim, "
      "kv, score, ape=None, cu_seqlens, cu_seqlens_comp, out, kv_stride, score_stride, out_stride, "
      "stream=0, variant=None)\n--\n\n"
@@ -115,7 +117,7 @@ static PyMethodDef METHODS[] = {
      "...     cu_seqlens=cu.data_ptr(), cu_seqlens_comp=cu_comp.data_ptr(),\n"
      "...     kv_stride=128, score_stride=128, out_stride=128, "
      "stream=stream.cuda_stream)\n\n" ERRORS_HELP},
-    {"launch_backward", WITH_KEYWORDS(launch_backward), METH_VARARGS | METH_KEYWORDS,
+    {"launch_backward", CALLABLE(launch_backward), METH_VARARGS | METH_KEYWORDS,
      "launch_backward(*, device=0, ratio, coff, dtype, flags=0, tokens, segments, rows, head_dim, "
      "kv, score, ape=None, cu_seqlens, cu_seqlens_comp, grad_out, grad_kv, grad_score, "
      "grad_ape=None, workspace=None, workspace_bytes=0, kv_stride, score_stride, grad_out_stride, "
@@ -131,17 +133,21 @@ static PyMethodDef METHODS[] = {
      "...     workspace=scratch.data_ptr(), workspace_bytes=need, kv_stride=128,\n"
      "...     score_stride=128, grad_out_stride=128, grad_kv_stride=128, "
      "grad_score_stride=128)\n\n" ERRORS_HELP},
-    {"backward_workspace_bytes", WITH_KEYWORDS(workspace_bytes), METH_VARARGS | METH_KEYWORDS,
+    {"backward_workspace_bytes", CALLABLE(workspace_bytes), METH_VARARGS | METH_KEYWORDS,
      "Bytes of workspace that suffice on every device and for every alignment; no driver."},
-    {"explain", WITH_KEYWORDS(csa_py_explain), METH_VARARGS | METH_KEYWORDS,
+    {"explain", CALLABLE(csa_py_explain), METH_VARARGS | METH_KEYWORDS,
      "What a call would launch; with compute_capability, without a driver."},
-    {"load", WITH_KEYWORDS(load), METH_VARARGS | METH_KEYWORDS,
+    {"load", CALLABLE(load), METH_VARARGS | METH_KEYWORDS,
      "Load and finish every kernel of a device's architecture (-1: the current one), in the "
      "primary and the current context."},
     {"bundle_info", csa_py_bundle_info, METH_NOARGS, "What the bundle in use holds; no driver."},
     {"driver_info", csa_py_driver_info, METH_NOARGS, "The driver and its devices; starts it."},
     {"launch_counts", csa_py_launch_counts, METH_NOARGS,
      "Successful launches of each (variant, architecture) so far, where there were any."},
+    {"bind_torch", CALLABLE(csa_py_bind_torch), METH_FASTCALL,
+     "Say what torch's tensors are: (Tensor, Parameter, exchange API, current raw stream)."},
+    {"torch_forward", CALLABLE(csa_py_torch_forward), METH_FASTCALL,
+     "compressor_forward's arguments in order, on torch tensors; None: not a usual call."},
     {"abi_version", abi_version, METH_NOARGS, "CSA_ABI_VERSION of libcsa_runtime.so."},
     {NULL, NULL, 0, NULL},
 };
