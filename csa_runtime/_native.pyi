@@ -107,4 +107,17 @@ def torch_forward(
     stream: Any,
     /,
 ) -> Any: ...
+def torch_backward(
+    kv: Any,
+    score: Any,
+    ape: Any,
+    cu_seqlens: Any,
+    cu_seqlens_comp: Any,
+    grad_out: Any,
+    ratio: Any,
+    coff: Any,
+    need_ape: bool,
+    /,
+) -> tuple[Any, Any, Any] | None: ...
+def torch_usual(kv: Any, score: Any, ape: Any, *others: Any) -> bool: ...
 def abi_version() -> int: ...

@@ -202,6 +202,13 @@ def visible_devices() -> int:
     return len(_native.driver_info()["devices"])
 
 
+def on_cpu() -> Any:
+    """The CPU path, imported when needed: it needs NumPy."""
+    from csa_runtime import reference
+
+    return reference
+
+
 def host_array(raw: Any, described: Array | None) -> Any:
     """An array of the CPU as the reference takes it: a torch tensor or a NumPy array."""
     if described is None or described.library in _ON_HOST:

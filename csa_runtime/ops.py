@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from csa_runtime import _native, checks
-from csa_runtime._native import torch_forward
+from csa_runtime._native import torch_backward, torch_forward
 from csa_runtime.arrays import ITEMSIZE, Array, describe
 from csa_runtime.calls import (
     Call,
@@ -18,6 +18,7 @@ from csa_runtime.calls import (
     check_streams,
     fields,
     host_array,
+    on_cpu,
     optional,
     row_stride,
     rows_of,
@@ -88,7 +89,7 @@ def compressor_forward(
     if call.kv.device == "cpu":
         check_can_allocate(call, out)
         raw = (kv, score, ape, cu_seqlens, cu_seqlens_comp)
-        made = _reference().reference_forward(
+        made = on_cpu().reference_forward(
             *map(host_array, raw, call.read),
             ratio=call.ratio,
             coff=call.coff,
@@ -147,6 +148,12 @@ def compressor_backward(
         ValueError: malformed arguments, before any launch.
         RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
     """
+    if grads is None and workspace is None and stream is None and not accumulate:
+        gradients = torch_backward(
+            kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out, ratio, coff, True
+        )
+        if gradients is not None:
+            return gradients
     call = begin(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, stream)
     incoming = describe("grad_out", grad_out, call.exported)
     rows = incoming.shape[0] if incoming.shape else 0
@@ -168,7 +175,7 @@ def compressor_backward(
     if call.kv.device == "cpu":
         check_can_allocate(call, grads)
         raw = (kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out)
-        made: Gradients = _reference().reference_backward(
+        made: Gradients = on_cpu().reference_backward(
             *map(host_array, raw, (*call.read, incoming)),
             ratio=call.ratio,
             coff=call.coff,
@@ -184,6 +191,7 @@ def compressor_backward(
         grads = owner.empty(kv, shape, None, on), owner.empty(kv, shape, None, on), bias
         given = _describe_gradients(call, grads)
     grad_kv, grad_score, grad_ape = given
+    bind(call)
     _native.launch_backward(
         **fields(call, rows, (incoming, *given, scratch)),
         flags=1 if accumulate and sums else 0,
@@ -197,13 +205,6 @@ def compressor_backward(
         **_workspace_fields(scratch if sums else None),
     )
     return grads[0], grads[1], grads[2]
-
-
-def _reference() -> Any:
-    """The CPU path, imported when needed: it needs NumPy."""
-    from csa_runtime import reference
-
-    return reference
 
 
 def _given_gradients(

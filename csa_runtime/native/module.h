@@ -40,5 +40,7 @@ PyObject *csa_py_launch_counts(PyObject *self, PyObject *unused);
 
 /* The functions that take torch's tensors; they return None for a call that is not theirs. */
 PyObject *csa_py_torch_forward(PyObject *self, PyObject *const *values, Py_ssize_t count);
+PyObject *csa_py_torch_backward(PyObject *self, PyObject *const *values, Py_ssize_t count);
+PyObject *csa_py_torch_usual(PyObject *self, PyObject *const *values, Py_ssize_t count);
 
 #endif

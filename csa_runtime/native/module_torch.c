@@ -10,6 +10,7 @@
 #include "torch_tensor.h"
 
 enum { COUNT_MAX = INT32_MAX };
+enum { NOT_HERE = -1 }; /* beside csa_runtime.h's codes */
 
 /* An `int` of [low, high]; None and numbers of other types are for the array operations. */
 static bool integer(PyObject *object, int64_t low, int64_t high, int64_t *number) {
@@ -111,12 +112,94 @@ PyObject *csa_py_torch_forward(PyObject *self, PyObject *const *values, Py_ssize
     Py_INCREF(out);
   else if ((out = csa_torch_empty(values[0], a->rows, a->head_dim)) == NULL)
     return NULL;
-  int code = -1;
+  int code = NOT_HERE;
   if (csa_torch_read(out, &view) && same_matrix(&view, &kv, a->rows, a->head_dim)) {
     a->out = view.data, a->out_stride = csa_torch_row_stride(&view);
     code = run(CSA_FORWARD, &call);
   }
   if (code == CSA_OK) return out;
   Py_DECREF(out);
-  return code < 0 ? not_here() : csa_raise(code);
+  return code == NOT_HERE ? not_here() : csa_raise(code);
+}
+
+/* fp32 elements of the workspace to take. Under a capture, or where nobody can tell, its lifetime
+ * is for the array operations to decide. */
+static bool workspace_elements(const struct csa_call *call, int64_t *elements) {
+  int64_t bytes;
+  if (csa_backward_workspace_bytes(&call->args, &bytes) != CSA_OK) return false;
+  *elements = bytes / 4;
+  return bytes == 0 || !csa_private_capturing(call->stream);
+}
+
+/* A new tensor like `like`, described; false with or without an exception. */
+static bool make(PyObject *like, int64_t rows, int64_t columns, PyObject **made, dl_tensor *view) {
+  *made = csa_torch_empty(like, rows, columns);
+  return *made != NULL && csa_torch_read(*made, view) && view->ndim == 2;
+}
+
+/* What a backward writes, in the order in which its memory is taken. */
+struct results {
+  PyObject *workspace, *ape, *kv, *score;
+};
+
+static bool make_results(PyObject *const *inputs, bool sums, int64_t elements, struct results *r,
+                         csa_args *a) {
+  int64_t width = a->coff * a->head_dim;
+  dl_tensor view;
+  if (elements > 0) {
+    if (!make(inputs[2], 1, elements, &r->workspace, &view)) return false;
+    a->workspace = view.data, a->workspace_bytes = 4 * elements;
+  }
+  if (sums) {
+    if (!make(inputs[2], a->ratio, width, &r->ape, &view)) return false;
+    a->grad_ape = view.data;
+  }
+  if (!make(inputs[0], a->tokens, width, &r->kv, &view)) return false;
+  a->grad_kv = view.data, a->grad_kv_stride = csa_torch_row_stride(&view);
+  if (!make(inputs[1], a->tokens, width, &r->score, &view)) return false;
+  a->grad_score = view.data, a->grad_score_stride = csa_torch_row_stride(&view);
+  return true;
+}
+
+/* (kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out, ratio, coff, need_ape) -> new gradients
+ */
+PyObject *csa_py_torch_backward(PyObject *self, PyObject *const *values, Py_ssize_t count) {
+  (void)self;
+  struct csa_call call = {.args = {.size = sizeof call.args}};
+  csa_args *a = &call.args;
+  dl_tensor kv, view;
+  if (count != 9 || !read_inputs(values, values[6], values[7], &call, &kv) ||
+      !csa_torch_read(values[5], &view) || view.ndim != 2 || view.shape[0] > COUNT_MAX ||
+      !same_matrix(&view, &kv, view.shape[0], a->head_dim) ||
+      (view.shape[0] > 0 && a->tokens < a->ratio))
+    return not_here();
+  a->rows = view.shape[0];
+  a->grad_out = view.data, a->grad_out_stride = csa_torch_row_stride(&view);
+  bool sums = a->ape != NULL && values[8] == Py_True;
+  int64_t elements = 0;
+  if (!read_stream(Py_None, true, &call) || (sums && !workspace_elements(&call, &elements)))
+    return not_here();
+  struct results r = {0};
+  int code = make_results(values, sums, elements, &r, a) ? run(CSA_BACKWARD, &call) : NOT_HERE;
+  PyObject *grads = NULL;
+  if (code == CSA_OK)
+    grads = PyTuple_Pack(3, r.kv, r.score, r.ape != NULL ? r.ape : Py_None);
+  else
+    grads = code == NOT_HERE ? not_here() : csa_raise(code);
+  Py_XDECREF(r.workspace);
+  Py_XDECREF(r.ape);
+  Py_XDECREF(r.kv);
+  Py_XDECREF(r.score);
+  return grads;
+}
+
+/* Whether all of these are torch's own tensors with memory on a GPU; ape, the third, may be None.
+ */
+PyObject *csa_py_torch_usual(PyObject *self, PyObject *const *values, Py_ssize_t count) {
+  (void)self;
+  bool usual = true;
+  dl_tensor view;
+  for (Py_ssize_t i = 0; usual && i < count; i++)
+    usual = (i == 2 && values[i] == Py_None) || csa_torch_has_memory(values[i], &view);
+  return PyBool_FromLong(usual);
 }

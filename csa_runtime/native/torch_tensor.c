@@ -30,15 +30,19 @@ PyObject *csa_py_bind_torch(PyObject *self, PyObject *const *values, Py_ssize_t 
   return Py_None;
 }
 
-bool csa_torch_read(PyObject *tensor, dl_tensor *view) {
+bool csa_torch_has_memory(PyObject *tensor, dl_tensor *view) {
   PyObject *type = (PyObject *)Py_TYPE(tensor);
   if (describe == NULL || (type != tensor_type && type != parameter_type)) return false;
   if (describe(tensor, view) != 0) {
     PyErr_Clear(); /* the array operations find out again, and explain */
     return false;
   }
-  if (view->device_type != DL_CUDA || view->lanes != 1) return false;
   view->data = (char *)view->data + view->byte_offset;
+  return view->device_type == DL_CUDA && view->lanes == 1;
+}
+
+bool csa_torch_read(PyObject *tensor, dl_tensor *view) {
+  if (!csa_torch_has_memory(tensor, view)) return false;
   if (view->code == DL_INT) return true;
   /* The memory of a negative holds the opposite values; the description does not tell. */
   PyObject *negative = PyObject_CallMethodObjArgs(tensor, is_neg, NULL);

@@ -14,8 +14,11 @@
  * functions below go by. Until then every tensor is unreadable. */
 PyObject *csa_py_bind_torch(PyObject *self, PyObject *const *values, Py_ssize_t count);
 
-/* Describe a tensor in CUDA memory of its own, of torch's own types and not a view of another one's
- * negative. What `view` points to lives as long as the tensor. */
+/* Describe a tensor of torch's own types that has memory on a GPU. What `view` points to lives as
+ * long as the tensor. */
+bool csa_torch_has_memory(PyObject *tensor, dl_tensor *view);
+
+/* The same of one whose memory holds its values: not a view of another one's negative. */
 bool csa_torch_read(PyObject *tensor, dl_tensor *view);
 
 /* Whether writing into it falsifies no gradient. */
