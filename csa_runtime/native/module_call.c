@@ -5,6 +5,8 @@
 
 #include "module.h"
 
+static const char *const FUNCTIONS[] = {"launch_forward", "launch_backward", "explain"};
+
 enum kind { POINTER, INT64, INT32, STREAM, VARIANT, CAPABILITY, SHARED_LIMIT, OPERATION };
 
 static const struct field {
@@ -67,27 +69,40 @@ static int find(PyObject *name, int count) {
   return -1;
 }
 
-/* The field that the i-th keyword of the latest call meant: nearly always this call's too, since a
- * call site passes the same keywords in the same order. The interpreter's lock guards it. */
-static uint8_t latest[FIELD_COUNT];
+/* The keywords of a function's latest call and the field that each meant: nearly always this call's
+ * too. A call site that spells its keywords out passes the same tuple every time, one that expands
+ * a dictionary the same names in the same order. The interpreter's lock guards it. */
+static struct memory {
+  PyObject *names;
+  uint8_t fields[FIELD_COUNT];
+} latest[CSA_CALLED_COUNT];
 
-/* The field of keyword `i`, or NULL with an exception. */
-static const struct field *field_of(const char *function, PyObject *name, int i, int explaining) {
-  if (i < FIELD_COUNT && interned[latest[i]] == name &&
-      (explaining || latest[i] < LAUNCH_FIELD_COUNT))
-    return &FIELDS[latest[i]];
-  int index = -1;
-  if (PyUnicode_Check(name))
-    index = find(name, explaining ? FIELD_COUNT : LAUNCH_FIELD_COUNT);
-  else
-    PyErr_SetString(PyExc_TypeError, "keywords must be strings");
-  if (index >= 0) {
-    if (i < FIELD_COUNT) latest[i] = (uint8_t)index;
-    return &FIELDS[index];
-  }
+static int unexpected(enum csa_called called, PyObject *name) {
   if (!PyErr_Occurred())
-    PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument %R", function, name);
-  return NULL;
+    PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument %R", FUNCTIONS[called],
+                 name);
+  return -1;
+}
+
+/* The field of each name. A copy: converting a value may run Python code that calls again. */
+static int fields_of(enum csa_called called, PyObject *names, Py_ssize_t count,
+                     uint8_t fields[FIELD_COUNT]) {
+  struct memory *memory = &latest[called];
+  if (memory->names != names) {
+    Py_CLEAR(memory->names);
+    for (Py_ssize_t i = 0; i < count; i++) {
+      PyObject *name = PyTuple_GetItem(names, i);
+      if (i == FIELD_COUNT) return unexpected(called, name);
+      if (interned[memory->fields[i]] == name) continue;
+      int index = find(name, called == CSA_CALLED_EXPLAIN ? FIELD_COUNT : LAUNCH_FIELD_COUNT);
+      if (index < 0) return unexpected(called, name);
+      memory->fields[i] = (uint8_t)index;
+    }
+    Py_INCREF(names);
+    memory->names = names;
+  }
+  memcpy(fields, memory->fields, FIELD_COUNT);
+  return 0;
 }
 
 /* Out of range is a malformed argument: ValueError, not OverflowError. */
@@ -187,41 +202,44 @@ static int assign(const struct field *field, PyObject *value, struct csa_call *c
 _Static_assert(sizeof(long) == 8, "a long holds every field");
 
 /* The usual case, a positive integer that fits, without the checks of `assign`; 0 if it is not.
- * PyLong_AsLong reads an address in a third of the time that PyLong_AsLongLong takes. */
+ * PyLong_AsLongAndOverflow reads an address in a third of PyLong_AsLongLong's time. */
 static inline int assign_plain(const struct field *field, PyObject *value, struct csa_call *call) {
-  if (field->kind > INT32 || value == Py_None) return 0;
+  if (field->kind > STREAM || value == Py_None) return 0;
   int overflow;
   long number = PyLong_AsLongAndOverflow(value, &overflow);
   if (number <= 0) {
     if (number == -1) PyErr_Clear();
     return number == 0; /* as it is already */
   }
-  if (field->kind == INT32 && number > INT32_MAX) return 0;
   char *at = (char *)&call->args + field->offset;
-  if (field->kind == INT32)
-    memcpy(at, &(int32_t){(int32_t)number}, 4);
-  else
+  if (field->kind == STREAM)
+    call->stream = (void *)number;
+  else if (field->kind != INT32)
     memcpy(at, &number, 8);
+  else if (number > INT32_MAX)
+    return 0;
+  else
+    memcpy(at, &(int32_t){(int32_t)number}, 4);
   return 1;
 }
 
-int csa_parse_call(const char *function, PyObject *positional, PyObject *keywords, int explaining,
-                   struct csa_call *call) {
+int csa_parse_call(enum csa_called called, PyObject *const *values, Py_ssize_t positional,
+                   PyObject *names, struct csa_call *call) {
   memset(call, 0, sizeof *call);
   call->args.size = sizeof call->args;
   call->capability = -1;
-  Py_ssize_t count = PyTuple_Size(positional);
-  if (explaining && count == 1) {
-    call->operation = PyTuple_GetItem(positional, 0);
-  } else if (count != 0) {
-    PyErr_Format(PyExc_TypeError, "%s() takes keyword arguments only", function);
+  if (called == CSA_CALLED_EXPLAIN && positional == 1) {
+    call->operation = values[0];
+  } else if (positional != 0) {
+    PyErr_Format(PyExc_TypeError, "%s() takes keyword arguments only", FUNCTIONS[called]);
     return -1;
   }
-  PyObject *name, *value;
-  Py_ssize_t position = 0;
-  for (int i = 0; keywords != NULL && PyDict_Next(keywords, &position, &name, &value); i++) {
-    const struct field *field = field_of(function, name, i, explaining);
-    if (field == NULL) return -1;
+  Py_ssize_t count = names != NULL ? PyTuple_Size(names) : 0;
+  uint8_t fields[FIELD_COUNT];
+  if (count > 0 && fields_of(called, names, count, fields) < 0) return -1;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    const struct field *field = &FIELDS[fields[i]];
+    PyObject *value = values[positional + i];
     if (!assign_plain(field, value, call) && assign(field, value, call) < 0) return -1;
   }
   return 0;
