@@ -69,40 +69,27 @@ static int find(PyObject *name, int count) {
   return -1;
 }
 
-/* The keywords of a function's latest call and the field that each meant: nearly always this call's
- * too. A call site that spells its keywords out passes the same tuple every time, one that expands
- * a dictionary the same names in the same order. The interpreter's lock guards it. */
-static struct memory {
-  PyObject *names;
-  uint8_t fields[FIELD_COUNT];
-} latest[CSA_CALLED_COUNT];
+/* For each function, the field that the i-th keyword of its latest call meant: nearly always this
+ * call's too. The interpreter's lock guards it. */
+static uint8_t latest[CSA_CALLED_COUNT][FIELD_COUNT];
 
-static int unexpected(enum csa_called called, PyObject *name) {
+/* The field of keyword `i`, or NULL with an exception. */
+static const struct field *field_of(enum csa_called called, PyObject *name, int i) {
+  uint8_t *fields = latest[called];
+  if (i < FIELD_COUNT && interned[fields[i]] == name) return &FIELDS[fields[i]];
+  int index = -1;
+  if (PyUnicode_Check(name))
+    index = find(name, called == CSA_CALLED_EXPLAIN ? FIELD_COUNT : LAUNCH_FIELD_COUNT);
+  else
+    PyErr_SetString(PyExc_TypeError, "keywords must be strings");
+  if (index >= 0) {
+    if (i < FIELD_COUNT) fields[i] = (uint8_t)index;
+    return &FIELDS[index];
+  }
   if (!PyErr_Occurred())
     PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument %R", FUNCTIONS[called],
                  name);
-  return -1;
-}
-
-/* The field of each name. A copy: converting a value may run Python code that calls again. */
-static int fields_of(enum csa_called called, PyObject *names, Py_ssize_t count,
-                     uint8_t fields[FIELD_COUNT]) {
-  struct memory *memory = &latest[called];
-  if (memory->names != names) {
-    Py_CLEAR(memory->names);
-    for (Py_ssize_t i = 0; i < count; i++) {
-      PyObject *name = PyTuple_GetItem(names, i);
-      if (i == FIELD_COUNT) return unexpected(called, name);
-      if (interned[memory->fields[i]] == name) continue;
-      int index = find(name, called == CSA_CALLED_EXPLAIN ? FIELD_COUNT : LAUNCH_FIELD_COUNT);
-      if (index < 0) return unexpected(called, name);
-      memory->fields[i] = (uint8_t)index;
-    }
-    Py_INCREF(names);
-    memory->names = names;
-  }
-  memcpy(fields, memory->fields, FIELD_COUNT);
-  return 0;
+  return NULL;
 }
 
 /* Out of range is a malformed argument: ValueError, not OverflowError. */
@@ -223,23 +210,23 @@ static inline int assign_plain(const struct field *field, PyObject *value, struc
   return 1;
 }
 
-int csa_parse_call(enum csa_called called, PyObject *const *values, Py_ssize_t positional,
-                   PyObject *names, struct csa_call *call) {
+int csa_parse_call(enum csa_called called, PyObject *positional, PyObject *keywords,
+                   struct csa_call *call) {
   memset(call, 0, sizeof *call);
   call->args.size = sizeof call->args;
   call->capability = -1;
-  if (called == CSA_CALLED_EXPLAIN && positional == 1) {
-    call->operation = values[0];
-  } else if (positional != 0) {
+  Py_ssize_t count = PyTuple_Size(positional);
+  if (called == CSA_CALLED_EXPLAIN && count == 1) {
+    call->operation = PyTuple_GetItem(positional, 0);
+  } else if (count != 0) {
     PyErr_Format(PyExc_TypeError, "%s() takes keyword arguments only", FUNCTIONS[called]);
     return -1;
   }
-  Py_ssize_t count = names != NULL ? PyTuple_Size(names) : 0;
-  uint8_t fields[FIELD_COUNT];
-  if (count > 0 && fields_of(called, names, count, fields) < 0) return -1;
-  for (Py_ssize_t i = 0; i < count; i++) {
-    const struct field *field = &FIELDS[fields[i]];
-    PyObject *value = values[positional + i];
+  PyObject *name, *value;
+  Py_ssize_t position = 0;
+  for (int i = 0; keywords != NULL && PyDict_Next(keywords, &position, &name, &value); i++) {
+    const struct field *field = field_of(called, name, i);
+    if (field == NULL) return -1;
     if (!assign_plain(field, value, call) && assign(field, value, call) < 0) return -1;
   }
   return 0;
