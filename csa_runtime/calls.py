@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call's inputs, described and checked, and the launcher's words for them."""
 
-from __future__ import annotations
-
+# Annotations are not postponed: NamedTuple would compile each, which takes longer than the rest.
 import contextlib
 import functools
 import sys

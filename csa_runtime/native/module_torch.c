@@ -113,7 +113,8 @@ PyObject *csa_py_torch_forward(PyObject *self, PyObject *const *values, Py_ssize
   else if ((out = csa_torch_empty(values[0], a->rows, a->head_dim)) == NULL)
     return NULL;
   int code = NOT_HERE;
-  if (csa_torch_read(out, &view) && same_matrix(&view, &kv, a->rows, a->head_dim)) {
+  if ((given || csa_torch_has_memory(out, &view)) &&
+      same_matrix(&view, &kv, a->rows, a->head_dim)) {
     a->out = view.data, a->out_stride = csa_torch_row_stride(&view);
     code = run(CSA_FORWARD, &call);
   }
@@ -134,7 +135,7 @@ static bool workspace_elements(const struct csa_call *call, int64_t *elements) {
 /* A new tensor like `like`, described; false with or without an exception. */
 static bool make(PyObject *like, int64_t rows, int64_t columns, PyObject **made, dl_tensor *view) {
   *made = csa_torch_empty(like, rows, columns);
-  return *made != NULL && csa_torch_read(*made, view) && view->ndim == 2;
+  return *made != NULL && csa_torch_has_memory(*made, view) && view->ndim == 2;
 }
 
 /* What a backward writes, in the order in which its memory is taken. */

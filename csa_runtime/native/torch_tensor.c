@@ -38,7 +38,7 @@ bool csa_torch_has_memory(PyObject *tensor, dl_tensor *view) {
     return false;
   }
   view->data = (char *)view->data + view->byte_offset;
-  return view->device_type == DL_CUDA && view->lanes == 1;
+  return view->device_type == DL_CUDA && view->lanes == 1 && view->strides != NULL;
 }
 
 bool csa_torch_read(PyObject *tensor, dl_tensor *view) {
