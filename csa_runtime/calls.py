@@ -136,14 +136,14 @@ def bind(call: Call) -> None:
 
 @functools.cache
 def _bind_torch() -> None:
-    """Say what torch's tensors are, if torch tells C about them and no call's contents are checked.
+    """Say what torch's tensors are, if torch tells C about them.
 
     The module then reads, checks and launches the usual call, and leaves all others to Python.
     """
     torch: Any = sys.modules["torch"]
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    if exchange is not None and stream is not None and not prefixes.checking():
+    if exchange is not None and stream is not None:
         _native.bind_torch(torch.Tensor, torch.nn.Parameter, exchange, stream)
 
 

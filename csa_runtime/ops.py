@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from csa_runtime import _native, checks
+from csa_runtime import _native, checks, prefixes
 from csa_runtime._native import torch_backward, torch_forward
 from csa_runtime.arrays import ITEMSIZE, Array, describe
 from csa_runtime.calls import (
@@ -70,11 +70,12 @@ def compressor_forward(
         ValueError: malformed arguments, before any launch.
         RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
     """
-    made = torch_forward(
-        kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, total_comp, out, stream
-    )
-    if made is not None:
-        return made
+    if not prefixes.checking():
+        made = torch_forward(
+            kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, total_comp, out, stream
+        )
+        if made is not None:
+            return made
     call = begin(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, stream)
     result = optional("out", out, call.exported)
     rows = rows_of(call, kv, cu_seqlens_comp, total_comp, result)
@@ -148,12 +149,13 @@ def compressor_backward(
         ValueError: malformed arguments, before any launch.
         RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
     """
-    if grads is None and workspace is None and stream is None and not accumulate:
-        gradients = torch_backward(
+    new = grads is None and workspace is None
+    if new and stream is None and not accumulate and not prefixes.checking():
+        made = torch_backward(
             kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out, ratio, coff, True
         )
-        if gradients is not None:
-            return gradients
+        if made is not None:
+            return made
     call = begin(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, stream)
     incoming = describe("grad_out", grad_out, call.exported)
     rows = incoming.shape[0] if incoming.shape else 0
@@ -175,14 +177,14 @@ def compressor_backward(
     if call.kv.device == "cpu":
         check_can_allocate(call, grads)
         raw = (kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out)
-        made: Gradients = on_cpu().reference_backward(
+        computed: Gradients = on_cpu().reference_backward(
             *map(host_array, raw, (*call.read, incoming)),
             ratio=call.ratio,
             coff=call.coff,
             grads=None if grads is None else tuple(map(host_array, grads, written)),
             accumulate=accumulate,
         )
-        return made if grads is None else (grads[0], grads[1], grads[2])
+        return computed if grads is None else (grads[0], grads[1], grads[2])
     if sums and scratch is None:
         scratch = _take_workspace(call, kv, rows)
     if grads is None or given is None:

@@ -51,6 +51,8 @@ def _plain(tensors: Sequence[Tensor | None]) -> bool:
     """
     if torch.compiler.is_compiling() or _watched():
         return False
+    if torch_usual(*tensors):
+        return True
     for tensor in tensors:
         if tensor is not None and (type(tensor) not in _DENSE or _is_batched(tensor)):
             return False

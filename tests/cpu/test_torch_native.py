@@ -204,14 +204,17 @@ def test_checked_calls_stay_with_python() -> None:
         f"""{SET_UP}
 from csa_runtime.libraries import Torch
 Torch.values = lambda self, array, stream: held.pop(0)
-held = [[0, T], [0, ROWS], [0, T + 1], [0, ROWS]]
-first = attempt(csa_runtime.compressor_forward, **call(), total_comp=ROWS)
-emit([first, attempt(csa_runtime.compressor_forward, **call(), total_comp=ROWS)])
+held = [[0, T], [0, ROWS], [0, T + 1], [0, ROWS], [0, T + 2], [0, ROWS], [0, T + 3], [0, ROWS]]
+out = csa_runtime.compressor_forward(**call(), total_comp=ROWS)
+backward = csa_runtime.compressor_backward
+emit([attempt(csa_runtime.compressor_forward, **call(), total_comp=ROWS),
+      attempt(backward, **call(), grad_out=out),
+      attempt(_operators.backward, *list(call().values())[:5], out, RATIO, COFF, True)])
 """,
         CSA_RUNTIME_CHECK="1",
     )
-    first, second = run.output
-    assert first is None and "cu_seqlens[1] is 65" in second["text"]
+    for more, failed in enumerate(run.output, start=1):
+        assert f"cu_seqlens[1] is {64 + more}" in failed["text"]
 
 
 def gradients(pack: Pack) -> tuple[torch.Tensor, ...]:
