@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The Python module _native: conversions only, no logic. Limited API, Python 3.10 and up. */
+/* The Python module _native: conversions, and the checks of the usual call on torch's tensors.
+ * Limited API, Python 3.10 and up. */
 #ifndef CSA_MODULE_H
 #define CSA_MODULE_H
 
