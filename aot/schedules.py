@@ -69,6 +69,22 @@ _LONG: tuple[Row, ...] = (
     ("csa_backward_r128_c2_bf16_v1_t256", ANY, 5, 132, 0, "serves everything; 74 us at 2**16"),
 )  # fmt: skip
 
+_CANDIDATES: tuple[Row, ...] = (
+    ("csa_forward_r128_c2_bf16_v2_t512_both", ANY, 5, 0, 0, "to be measured"),
+    ("csa_forward_r128_c2_bf16_v1_t512_both", ANY, 5, 0, 0, "to be measured"),
+    ("csa_forward_r128_c2_bf16_v4_t512", ANY, 5, 0, 0, "to be measured"),
+    ("csa_forward_r128_c2_bf16_v2_t256", ANY, 5, 0, 0, "to be measured"),
+    ("csa_forward_r128_c2_bf16_v2_t1024_both", ANY, 5, 0, 0, "to be measured"),
+    ("csa_backward_r128_c2_bf16_v1_t256_a8_ape_b2", ANY, 5, 264, 0, "to be measured"),
+    ("csa_backward_r128_c2_bf16_v1_t256_a8_ape_b2_l2", ANY, 5, 264, 0, "to be measured"),
+    ("csa_backward_r128_c2_bf16_v1_t256_a8_ape_l2", ANY, 5, 132, 0, "to be measured"),
+    ("csa_backward_r128_c2_bf16_v1_t512_a8_ape", ANY, 5, 132, 0, "to be measured"),
+    ("csa_backward_r128_c2_bf16_v2_t256_a8_ape", ANY, 5, 132, 0, "to be measured"),
+    ("csa_backward_r128_c2_bf16_v1_t256_a8_ape_d3", ANY, 5, 132, 0, "to be measured"),
+    ("csa_backward_r128_c1_bf16_v2_t256_a8_ape_b2", ANY, 5, 264, 0, "to be measured"),
+    ("csa_backward_r128_c1_bf16_v1_t256_a8_ape_b3", ANY, 5, 396, 0, "to be measured"),
+)
+
 _FINISH: tuple[Row, ...] = (
     ("csa_finish_f32_e32", 8_192, 0, 0, 528, "1.6 us, 64 elements 2.2, at 2**10 elements"),
     ("csa_finish_f32_e64", 65_536, 0, 0, 528, "2.3 us, 32 elements 3.3, at 2**15 elements"),
@@ -88,7 +104,12 @@ def _schedule(architecture: int, row: Row) -> Schedule:
 SCHEDULES: tuple[Schedule, ...] = tuple(
     _schedule(architecture, row)
     for architecture in sorted({a for v in VARIANTS for a in v.architectures})
-    for rows in (*(_short(ratio, coff) for ratio, coff in SHORT_WINDOWS), _LONG, _FINISH)
+    for rows in (
+        *(_short(ratio, coff) for ratio, coff in SHORT_WINDOWS),
+        _LONG,
+        _CANDIDATES,
+        _FINISH,
+    )
     for row in rows
     if architecture in BY_NAME[row[0]].architectures
 )

@@ -81,6 +81,13 @@ class Variant:
     it. 0 means `columns`.
     holds_ape: whether a block keeps its tile of the APE in shared memory.
     batch: positions that a thread of a long window loads together.
+    depth: rows of a long backward that a block keeps in shared memory: the one in work and those on
+    their way.
+    reread: of the positions of a thread, the first ones, whose kv it reads twice instead of keeping
+    a product.
+    whole_lines: whether copies of rows bring whole cache lines to the second-level cache, where the
+    block of the next tile finds its part.
+    tag: tells variants apart that differ in nothing else the name says.
     architectures: those it is built for.
     """
 
@@ -97,6 +104,10 @@ class Variant:
     alignment: int = 0
     holds_ape: bool = False
     batch: int = 0
+    depth: int = 2
+    reread: int = 0
+    whole_lines: bool = False
+    tag: str = ""
 
     @property
     def required_alignment(self) -> int:
@@ -116,6 +127,7 @@ class Variant:
                 name += f"_a{self.required_alignment}"
             if self.holds_ape:
                 name += "_ape"
+            name += self.tag
         return name
 
     @property
@@ -150,9 +162,8 @@ def _backward_blocks(ratio: int, coff: int, columns: int) -> int:
 
 
 def _backward_architectures(ratio: int, coff: int, columns: int) -> tuple[int, ...]:
-    # For sm_80 the compiler cannot fit the widest window into two blocks' registers.
-    widest = ratio * coff * columns == 32
-    return tuple(a for a in ARCHITECTURES if not (widest and a == 80))
+    # Elsewhere the compiler cannot fit the widest window into two blocks' registers.
+    return (90, 100) if ratio * coff * columns == 32 else ARCHITECTURES
 
 
 def _long(operation: str, coff: int, columns: int, threads: int, **fields: Any) -> Variant:
@@ -161,11 +172,11 @@ def _long(operation: str, coff: int, columns: int, threads: int, **fields: Any) 
 
 _LONG = (
     _long("forward", 1, 2, 256, batch=16),
-    _long("forward", 1, 1, 512, batch=8),
+    _long("forward", 1, 1, 512, batch=8, min_blocks=4),
     # For sm_80 the compiler cannot fit it into four blocks' registers.
     _long("forward", 2, 4, 256, batch=4, min_blocks=4, architectures=(90, 100, 120)),
     _long("forward", 2, 2, 512, batch=8, min_blocks=2),
-    _long("forward", 2, 1, 512, batch=16),
+    _long("forward", 2, 1, 512, batch=8),
     # Aligned to 8 elements, rows are copied asynchronously, 16 bytes at a time. A block of sm_120
     # has 99 KB of shared memory.
     _long("backward", 1, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
@@ -177,6 +188,31 @@ _LONG = (
           dynamic_shared=105_472, architectures=(80, 90, 100)),
     _long("backward", 2, 1, 256, batch=16, min_blocks=1, alignment=8, dynamic_shared=72_704),
     _long("backward", 2, 1, 256, batch=16, min_blocks=1, dynamic_shared=72_704),
+)  # fmt: skip
+
+# To be measured: forced by name.
+_CANDIDATES = (
+    _long("forward", 2, 2, 512, batch=16, min_blocks=1, tag="_both"),
+    _long("forward", 2, 1, 512, batch=16, min_blocks=2, tag="_both"),
+    _long("forward", 2, 4, 512, batch=4, min_blocks=2, architectures=(90,)),
+    _long("forward", 2, 2, 256, batch=8, min_blocks=4, architectures=(90,)),
+    _long("forward", 2, 2, 1024, batch=8, min_blocks=1, tag="_both"),
+    _long("backward", 2, 1, 256, batch=16, min_blocks=2, alignment=8, holds_ape=True,
+          dynamic_shared=105_472, architectures=(90,), tag="_b2"),
+    _long("backward", 2, 1, 256, batch=16, min_blocks=2, alignment=8, holds_ape=True,
+          dynamic_shared=105_472, architectures=(90,), whole_lines=True, tag="_b2_l2"),
+    _long("backward", 2, 1, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
+          dynamic_shared=105_472, architectures=(90,), whole_lines=True, tag="_l2"),
+    _long("backward", 2, 1, 512, batch=8, min_blocks=1, alignment=8, holds_ape=True,
+          dynamic_shared=112_640, architectures=(90,)),
+    _long("backward", 2, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
+          dynamic_shared=206_848, architectures=(90,), reread=4),
+    _long("backward", 2, 1, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
+          dynamic_shared=138_240, architectures=(90,), depth=3, tag="_d3"),
+    _long("backward", 1, 2, 256, batch=16, min_blocks=2, alignment=8, holds_ape=True,
+          dynamic_shared=108_544, architectures=(90,), reread=2, tag="_b2"),
+    _long("backward", 1, 1, 256, batch=16, min_blocks=3, alignment=8, holds_ape=True,
+          dynamic_shared=56_320, architectures=(90,), tag="_b3"),
 )  # fmt: skip
 
 VARIANTS: tuple[Variant, ...] = (
@@ -198,6 +234,7 @@ VARIANTS: tuple[Variant, ...] = (
         for columns in (1, 2, 4)
     ),
     *_LONG,
+    *_CANDIDATES,
     *(
         Variant("finish", 0, 0, "f32", elements, threads, kind="finish", alignment=1)
         for elements, threads in FINISH_BLOCKS

@@ -6,10 +6,11 @@ The first-level cache would lose it to the gradients that pass through.
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 
-from aot.kernels.memory import load_f32, store_f32
+from aot.kernels.memory import copy_async, load_f32, store_f32
 from aot.kernels.segments import WARP
 from aot.kernels.window_long import LongWindow
 
@@ -31,20 +32,6 @@ class ApeTile:
         """Size in 32-bit words."""
         return self.window.positions * self.window.tile if self.held else 0
 
-    def fill(
-        self,
-        memory: cute.Pointer,
-        ape: cute.Pointer,
-        head_dim: Int32,
-        warp: Int32,
-        lane: Int32,
-        column: Int32,
-    ) -> None:
-        """Moves a thread's part from global to shared memory, once, where it is held."""
-        if self.held:
-            for k, row in enumerate(self.window.load_whole_ape(ape, head_dim, warp, column)):
-                store_f32(self._at(memory, warp, lane, k), row)
-
     def read(
         self,
         memory: cute.Pointer,
@@ -53,15 +40,43 @@ class ApeTile:
         warp: Int32,
         lane: Int32,
         column: Int32,
+        half: int,
     ) -> list[list[Float32]]:
-        """A thread's part, [position][column]."""
+        """A thread's part of a half, [position][column]."""
         if not self.held:
-            return self.window.load_whole_ape(ape, head_dim, warp, column)
+            return self.window.load_whole_ape(ape, head_dim, warp, column, half)
         return [
-            load_f32(self._at(memory, warp, lane, k), self.window.columns)
-            for k in range(self.window.warp_positions)
+            load_f32(self.at(memory, warp, lane, half, k), self.window.columns)
+            for k in range(self.window.run)
         ]
 
-    def _at(self, memory: cute.Pointer, warp: Int32, lane: Int32, k: int) -> cute.Pointer:
-        row = warp * self.window.warp_positions + k
+    def at(self, memory: cute.Pointer, warp: Int32, lane: Int32, half: int, k: int) -> cute.Pointer:
+        """Where a thread's columns of its k-th position in a half lie."""
+        row = warp * self.window.run + (half * self.window.ratio + k)
         return memory + self.offset + (row * WARP + lane) * self.window.columns
+
+
+@cute.jit
+def fill_ape_tile(
+    tile: cutlass.Constexpr,
+    memory: cute.Pointer,
+    ape: cute.Pointer,
+    head_dim: Int32,
+    warp: Int32,
+    lane: Int32,
+    column: Int32,
+) -> None:
+    """Starts copying a thread's part to shared memory; sets it to zeros without an APE."""
+    window = cutlass.const_expr(tile.window)
+    if ape.toint() == 0:
+        for half in cutlass.range_constexpr(window.coff):
+            for k in cutlass.range_constexpr(window.run):
+                target = tile.at(memory, warp, lane, half, k)
+                store_f32(target, [Float32(0.0)] * window.columns)
+    else:
+        width = Int64(head_dim) * window.coff
+        source = ape + (warp * window.run * width + column)
+        for half in cutlass.range_constexpr(window.coff):
+            for k in cutlass.range_constexpr(window.run):
+                target = tile.at(memory, warp, lane, half, k)
+                copy_async(target, source + (k * width + half * head_dim), 4 * window.columns)

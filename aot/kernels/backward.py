@@ -21,8 +21,9 @@ from aot.kernels import bf16
 from aot.kernels.ape_table import ApeTable, fold_into_plane
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix, load_word
+from aot.kernels.parked import Parked
 from aot.kernels.ptx import select
-from aot.kernels.segments import WARP, Pack, find_row
+from aot.kernels.segments import LOG2_WARP, WARP, Pack, find_row
 from aot.kernels.window import Window
 from aot.variants import Variant
 
@@ -72,7 +73,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         row_lane = select(wanted_column < head_dim, row_lane, Uint32(1 << 31))
         row_lanes = Uint32(threads) >> Uint32(lanes_log2)
 
-        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
+        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
         kv, score = Matrix(kv, kv_stride), Matrix(score, score_stride)
         grad_out = Matrix(grad_out, grad_out_stride)
         grad_kv = Matrix(grad_kv, grad_kv_stride)
@@ -85,23 +86,31 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         arch.sync_threads()
         sums = cute.make_rmem_tensor((window.positions, window.columns), Float32)
         sums.fill(0.0)
-        real_rows = Uint32(max(min(pack.real_rows(), rows), 0))
+        end = max(min(pack.real_rows(), rows), 0)
         tile_row = Uint32(group) * row_lanes
-        while tile_row < real_rows:
-            row = Int32(min(tile_row + row_lane, real_rows - 1))
-            warp_row = Int32(min(tile_row + Uint32((thread & -WARP) >> lanes_log2), real_rows - 1))
-            token, first, last = find_row(pack, row, warp_row, lanes_log2, window.ratio)
-            own = tile_row + row_lane < real_rows
+        warp_offset = Uint32((thread & -WARP) >> lanes_log2)
+        parked = Parked.allocate(threads)
+        parked.start(pack, warp_row(tile_row + warp_offset, rows))
+        while tile_row < Uint32(end):
+            own = tile_row + row_lane < Uint32(end)
+            row = Int32(min(tile_row + row_lane, Uint32(end - 1)))
+            found = warp_row(tile_row + warp_offset, rows)
+            token, first, last = find_row(
+                pack, row, found, lanes_log2 < LOG2_WARP, parked.glanced(pack, found), end,
+                window.ratio,
+            )  # fmt: skip
+            tile_row = tile_row + Uint32(groups) * row_lanes
+            parked.start(pack, warp_row(tile_row + warp_offset, rows))
             if cutlass.const_expr(window.coff == 2):
                 # No next block pools the first half of a last block's columns.
-                unpooled = own & ((last != 0) | (Uint32(row + 1) >= real_rows))
+                unpooled = own & ((last != 0) | (row + 1 >= end))
                 window.zero_first_half(grad_kv, token, column, unpooled)
                 window.zero_first_half(grad_score, token, column, unpooled)
             previous = own & (first == 0)
             grad_word = load_word(grad_out.at(row, column), window.columns)
             kv_words = window.load(kv, token, first, head_dim, column)
             score_words = window.load(score, token, first, head_dim, column)
-            kv_words, score_words, _ = window.erase_missing(first, kv_words, score_words)
+            kv_words, score_words = window.erase_missing(first, kv_words, score_words)
             scores = window.scores(score_words, table.read(shared, column_lane, first))
             values = window.values(kv_words)
             grads = bf16.unpack(grad_word, window.columns)
@@ -110,7 +119,6 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             )
             window.store(grad_kv, token, head_dim, column, own, previous, to_kv)
             window.store(grad_score, token, head_dim, column, own, previous, to_score)
-            tile_row = tile_row + Uint32(groups) * row_lanes
         if workspace.toint() != 0:
             arch.sync_threads()
             table.write(shared, thread, window.as_lists(sums))
@@ -120,6 +128,12 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             fold_into_plane(table, shared, plane, column_tile, lanes_log2, head_dim)
 
     return launchable(backward, variant)
+
+
+def warp_row(wanted: Uint32, rows: Int32) -> Int32:
+    """The row that a warp looks for, if there are `rows` of them."""
+    last = Uint32(rows - 1)
+    return Int32(select(wanted < last, wanted, last))
 
 
 def _differentiate_row(

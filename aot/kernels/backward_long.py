@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backward for long windows: gradients, and APE sums as partial planes.
 
-Blocks form `groups` x `column_tiles`: one owns a tile of columns and every groups-th row. Each of
-its warps owns `positions / warps` positions of the window, for which it keeps the exponentials and
-the APE sums in registers; over a row the warps exchange their maxima, then their sums, which every
-thread adds in ascending order. The next row's kv and score travel to shared memory in the
-meantime. Every warp copies what it reads itself, so nothing else waits.
+Blocks form `groups` x `column_tiles`: one owns a tile of columns and one of every `groups` rows.
+Each of its warps owns a run of tokens in each half of the window, for which it keeps the
+exponentials and the APE sums in registers; over a row the warps exchange their maxima, then their
+sums, which every thread adds in ascending order. The next row's kv and score travel to shared
+memory in the meantime. Every warp copies what it reads itself, so nothing else waits.
 """
 
 from typing import Any
@@ -15,16 +15,16 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute import arch
 
-from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
+from aot.kernels.ape_tile import fill_ape_tile
 from aot.kernels.block_layout import block_layout
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix, load_word_once, store_f32
-from aot.kernels.row_buffer import DEPTH, copy_row
-from aot.kernels.row_table import look_up_rows
+from aot.kernels.row_buffer import copy_row
+from aot.kernels.row_gradients import write_gradients
+from aot.kernels.row_table import look_up_rows, row_of
 from aot.kernels.segments import WARP, Pack
 from aot.kernels.softmax_row import softmax_row
-from aot.kernels.window_long import LongWindow
 from aot.variants import Variant
 
 
@@ -33,6 +33,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     layout = block_layout(variant)
     window, ape_tile = layout.window, layout.ape_tile
     row_table, row_buffer = layout.row_table, layout.row_buffer
+    depth = variant.depth
 
     @cute.kernel
     def backward(
@@ -65,131 +66,82 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         tile_column = column_tile * window.tile
         wanted_column = tile_column + lane * window.columns
         column = min(wanted_column, head_dim - window.columns)
-        packed_column = window.column(head_dim, column, warp)
         # A lane copies other columns than it reads: 16 bytes, of its own warp's positions.
         copied_column = row_buffer.column(tile_column, head_dim, lane)
-        copied_column = window.column(head_dim, copied_column, warp)
         active = wanted_column < head_dim
 
         memory = arch.get_dyn_smem(Float32, alignment=16)
 
-        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
+        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
         kv, score = Matrix(kv, kv_stride), Matrix(score, score_stride)
         grad_out = Matrix(grad_out, grad_out_stride)
         grad_kv = Matrix(grad_kv, grad_kv_stride)
         grad_score = Matrix(grad_score, grad_score_stride)
         real_rows = pack.real_rows()
-        row = Uint32(group)
-        step = Uint32(groups)
-        look_up_rows(row_table, memory, Int32(0), pack, row, groups, rows)
+        if cutlass.const_expr(ape_tile.held):
+            fill_ape_tile(ape_tile, memory, ape, head_dim, warp, lane, column)
+        row = row_of(Int32(0), group, groups)
+        look_up_rows(row_table, memory, Int32(0), pack, group, groups, rows)
         real_rows = Uint32(max(min(real_rows, rows), 0))
         grad_word = bf16.WORD[window.columns](0)
         if row < real_rows:
             grad_word = load_word_once(grad_out.at(row, column), window.columns)
-        for ahead in cutlass.range_constexpr(DEPTH - 1):
-            if row + Uint32(ahead) * step < real_rows:
+        for ahead in cutlass.range_constexpr(depth - 1):
+            if row_of(Int32(ahead), group, groups) < real_rows:
                 token, first, _ = row_table.read(memory, Int32(ahead))
                 copy_row(
                     row_buffer, memory, Int32(ahead), kv, score, token, first,
-                    warp, lane, copied_column,
+                    warp, lane, copied_column, head_dim,
                 )  # fmt: skip
             arch.cp_async_commit_group()
-        ape_tile.fill(memory, ape, head_dim, warp, lane, packed_column)
 
         sums = cute.make_rmem_tensor((window.warp_positions, window.columns), Float32)
         sums.fill(0.0)
         weights = cute.make_rmem_tensor((window.warp_positions, window.columns), Float32)
-        values = cute.make_rmem_tensor((window.warp_positions, window.columns), Float32)
+        kept = (window.warp_positions - window.reread, window.columns)
+        products = cute.make_rmem_tensor(kept, Float32)
         index = Int32(0)
         while row < real_rows:
-            later = index + (DEPTH - 1)
-            later_row = row + Uint32(DEPTH - 1) * step
-            if later_row < real_rows:
+            later = index + (depth - 1)
+            if row_of(later, group, groups) < real_rows:
                 if later % variant.threads == 0:
-                    look_up_rows(row_table, memory, later, pack, later_row, groups, rows)
+                    look_up_rows(row_table, memory, later, pack, group, groups, rows)
                 later_token, later_first, _ = row_table.read(memory, later)
                 copy_row(
-                    row_buffer, memory, later % DEPTH, kv, score, later_token, later_first,
-                    warp, lane, copied_column,
+                    row_buffer, memory, later % depth, kv, score, later_token, later_first,
+                    warp, lane, copied_column, head_dim,
                 )  # fmt: skip
             arch.cp_async_commit_group()
             grads = bf16.unpack(grad_word, window.columns)
-            if row + step < real_rows:
-                grad_word = load_word_once(grad_out.at(row + step, column), window.columns)
-            arch.cp_async_wait_group(DEPTH - 1)
+            next_row = row_of(index + 1, group, groups)
+            if next_row < real_rows:
+                grad_word = load_word_once(grad_out.at(next_row, column), window.columns)
+            arch.cp_async_wait_group(depth - 1)
             arch.sync_warp()
 
-            slot = index % DEPTH
+            slot = index % depth
             token, first, last = row_table.read(memory, index)
-            exists = window.exists(warp, first)
             scales, dots = softmax_row(
-                layout, memory, slot, ape, head_dim, warp, lane, packed_column,
-                exists, grads, weights, values,
+                layout, memory, slot, ape, head_dim, warp, lane, column,
+                first, grads, weights, products,
             )  # fmt: skip
-            if exists & active:
-                start = window.first_token(token, warp)
-                _store_gradients(
-                    window, grad_kv, grad_score, start, packed_column, grads, weights, values,
-                    scales, dots, sums,
-                )  # fmt: skip
-            if cutlass.const_expr(window.coff == 2):
-                # No next block pools the first half of a last block's columns.
-                unpooled = (last != 0) | (row + 1 >= real_rows)
-                if unpooled & active & window.in_own_half(warp):
-                    start = window.first_token(token, warp)
-                    _store_zeros(window, grad_kv, grad_score, start, column)
+            # No next block pools the first half of a last block's columns.
+            unpooled = (last != 0) | (row + 1 >= real_rows)
+            write_gradients(
+                row_buffer, memory, slot, grad_kv, grad_score, token, first, unpooled,
+                warp, lane, column, copied_column, tile_column, head_dim,
+                grads, weights, products, scales, dots, sums,
+            )  # fmt: skip
             arch.sync_warp()  # the next copies overwrite what every lane has read by now
-            row = row + step
+            row = next_row
             index = index + 1
         if active & (workspace.toint() != 0):
             width = Int64(head_dim) * window.coff
             plane = workspace + Int64(group) * (window.ratio * width)
-            base = plane + (window.ape_row(warp) * width + packed_column)
-            for k in cutlass.range_constexpr(window.warp_positions):
-                row_sums = [sums[k, v] for v in range(window.columns)]
-                store_f32(base + k * width, row_sums)
+            base = plane + (warp * window.run * width + column)
+            for half in cutlass.range_constexpr(window.coff):
+                for k in cutlass.range_constexpr(window.run):
+                    row_sums = [sums[half * window.run + k, v] for v in range(window.columns)]
+                    store_f32(base + (k * width + half * head_dim), row_sums)
 
     return launchable(backward, variant)
-
-
-def _store_gradients(
-    window: LongWindow,
-    grad_kv: Matrix,
-    grad_score: Matrix,
-    start: Int32,
-    column: Int32,
-    grads: list,
-    weights: cute.Tensor,
-    values: cute.Tensor,
-    scales: list,
-    dots: list,
-    sums: cute.Tensor,
-) -> None:
-    """Writes a thread's gradients and adds those of the scores, unrounded, to `sums`.
-
-    start: the token of the thread's first position. scales, dots: as `softmax_row` returns them.
-    """
-    to_kv = grad_kv.at(start, column)
-    to_score = grad_score.at(start, column)
-    for k in range(window.warp_positions):
-        of_kv, of_score = [], []
-        for v in range(window.columns):
-            p = ar.mul_rn(weights[k, v], scales[v])
-            t = ar.mul_rn(ar.mul_rn(grads[v], values[k, v]), p)
-            ds = ar.fma_rn(-p, dots[v], t)
-            sums[k, v] = sums[k, v] + ds
-            of_kv.append(ar.mul_rn(grads[v], p))
-            of_score.append(ds)
-        arch.store(to_kv + k * grad_kv.stride, bf16.pack(of_kv))
-        arch.store(to_score + k * grad_score.stride, bf16.pack(of_score))
-
-
-def _store_zeros(
-    window: LongWindow, grad_kv: Matrix, grad_score: Matrix, start: Int32, column: Int32
-) -> None:
-    """Writes zeros at a warp's tokens in the columns that the next block pools."""
-    to_kv = grad_kv.at(start, column)
-    to_score = grad_score.at(start, column)
-    for k in range(window.warp_positions):
-        arch.store(to_kv + k * grad_kv.stride, bf16.WORD[window.columns](0))
-        arch.store(to_score + k * grad_score.stride, bf16.WORD[window.columns](0))

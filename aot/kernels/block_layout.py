@@ -30,14 +30,17 @@ def block_layout(variant: Variant) -> BlockLayout:
         ValueError: the variant asks for another amount of shared memory.
     """
     warps = variant.threads // WARP
-    window = LongWindow(variant.ratio, variant.coff, variant.columns, warps, variant.batch)
+    window = LongWindow(
+        variant.ratio, variant.coff, variant.columns, warps, variant.batch, variant.reread
+    )
     exchange = WarpExchange(window, 0)
     end = exchange.words
     ape_tile = ApeTile(window, variant.holds_ape, end)
     end += ape_tile.words
     row_table = RowTable(variant.threads, variant.ratio, end)
     end += row_table.words
-    row_buffer = RowBuffer(window, variant.required_alignment % PIECE == 0, end)
+    asynchronous = variant.required_alignment % PIECE == 0
+    row_buffer = RowBuffer(window, asynchronous, variant.depth, end, variant.whole_lines)
     end += row_buffer.words
     if 4 * end != variant.dynamic_shared:
         raise ValueError(f"{variant.name} keeps {4 * end} bytes in shared memory")

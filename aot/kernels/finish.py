@@ -51,7 +51,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         thread, _, _ = arch.thread_idx()
         block, _, _ = arch.block_idx()
         if block < fill_ctas:
-            pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
+            pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
             to_kv = Matrix(grad_kv, grad_kv_stride)
             to_score = Matrix(grad_score, grad_score_stride)
             width = head_dim * coff

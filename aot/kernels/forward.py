@@ -17,7 +17,7 @@ from aot.kernels import bf16
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
 from aot.kernels.ptx import select
-from aot.kernels.segments import WARP, Pack, find_row_or_padding
+from aot.kernels.segments import LOG2_WARP, WARP, Pack, find_row
 from aot.kernels.window import Window
 from aot.variants import Variant
 
@@ -49,34 +49,66 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         lanes_log2: Int32,
     ) -> None:
         thread, _, _ = arch.thread_idx()
-        row_tile, column_tile, _ = arch.block_idx()
+        block, column_tile, _ = arch.block_idx()
+        blocks, _, _ = arch.grid_dim()
         column_lane = thread & ((Int32(1) << lanes_log2) - 1)
         wanted_column = ((column_tile << lanes_log2) + column_lane) * window.columns
-        tile_row = Uint32(row_tile) * (Uint32(threads) >> Uint32(lanes_log2))
-        wanted_row = tile_row + Uint32(thread >> lanes_log2)
-        active = (wanted_row < Uint32(rows)) & (wanted_column < head_dim)
-        # Threads past the edge repeat the edge's loads and store nothing.
-        last_row = Uint32(rows - 1)
-        row = Int32(min(wanted_row, last_row))
-        warp_row = Int32(min(tile_row + Uint32((thread & -WARP) >> lanes_log2), last_row))
         column = min(wanted_column, head_dim - window.columns)
+        kv, score, out = Matrix(kv, kv_stride), Matrix(score, score_stride), Matrix(out, out_stride)
 
-        bias = window.load_ape(ape, head_dim, column)
-        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
-        token, first = find_row_or_padding(pack, row, warp_row, lanes_log2, window.ratio)
-        kv_words = window.load(Matrix(kv, kv_stride), token, first, head_dim, column)
-        score_words = window.load(Matrix(score, score_stride), token, first, head_dim, column)
-        kv_words, score_words, bias = window.erase_missing(first, kv_words, score_words, bias)
-        scores = window.scores(score_words, bias)
-        values = window.values(kv_words)
-        largest = bf16.largest_magnitudes(kv_words, window.columns)
-        by_column = [list(column) for column in zip(*scores, strict=True)]
-        pooled = _pool(by_column, [list(column) for column in zip(*values, strict=True)], largest)
-        word = bf16.pack(pooled)
-        if active:
-            arch.store(Matrix(out, out_stride).at(row, column), word)
+        # A block takes every blocks-th tile of rows, and finds the next one while this one loads.
+        tile_rows = Uint32(threads) >> Uint32(lanes_log2)
+        offset = Uint32(thread >> lanes_log2)
+        warp_offset = Uint32((thread & -WARP) >> lanes_log2)
+        tile = Uint32(block) * tile_rows
+        last_row = Uint32(rows - 1)
+        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
+        real_rows = pack.real_rows()
+        warp_row = Int32(min(tile + warp_offset, last_row))
+        begin, prefix, other = pack.glance(warp_row)
+        while tile <= last_row:
+            # Threads past the edge repeat the edge's loads and store nothing.
+            wanted_row = tile + offset
+            active = (wanted_row <= last_row) & (wanted_column < head_dim)
+            row = Int32(min(wanted_row, last_row))
+            bias = window.load_ape(ape, head_dim, column)
+            several = lanes_log2 < LOG2_WARP
+            token, first, _ = find_row(
+                pack, row, warp_row, several, (begin, prefix, other), real_rows, window.ratio
+            )
+            tile = tile + Uint32(blocks) * tile_rows
+            warp_row = Int32(min(tile + warp_offset, last_row))
+            begin, prefix, other = pack.glance(warp_row)
+            kv_words = window.load(kv, token, first, head_dim, column)
+            score_words = window.load(score, token, first, head_dim, column)
+            word = _pool_row(window, first, score_words, kv_words, bias)
+            if active:
+                arch.store(out.at(row, column), word)
 
     return launchable(forward, variant)
+
+
+@cute.jit
+def _pool_row(
+    window: cutlass.Constexpr, first: Int32, score_words: list, kv_words: list, bias: list
+) -> Any:
+    """The pooled columns as one word. A first block pools its own half alone."""
+    word = bf16.WORD[window.columns](0)
+    if (window.coff == 2) & (first != 0):
+        own = cutlass.const_expr(window.positions - window.ratio)
+        word = _pool_positions(window, score_words[own:], kv_words[own:], bias[own:])
+    else:
+        word = _pool_positions(window, score_words, kv_words, bias)
+    return word
+
+
+def _pool_positions(window: Window, score_words: list, kv_words: list, bias: list) -> Any:
+    scores = window.scores(score_words, bias)
+    values = window.values(kv_words)
+    largest = bf16.largest_magnitudes(kv_words, window.columns)
+    by_column = [list(column) for column in zip(*scores, strict=True)]
+    pooled = _pool(by_column, [list(column) for column in zip(*values, strict=True)], largest)
+    return bf16.pack(pooled)
 
 
 @cute.jit

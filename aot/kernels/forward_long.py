@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forward for long windows: one pass over a row's window, split over the warps of a block.
 
-Each warp pools `positions / warps` consecutive positions of one row for 32 * columns columns, with
-a running maximum that is updated once a batch. The warps' partial (maximum, sum of weights,
-weighted sum) are merged in ascending order through shared memory.
+Each warp pools a run of tokens in each half of one row's window for 32 * columns columns, with a
+running maximum that is updated once a batch. The warps' partial (maximum, sum of weights, weighted
+sum) are merged in ascending order through shared memory.
 """
 
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
-from aot.kernels.segments import LOG2_WARP, WARP, Pack, find_row_or_padding
+from aot.kernels.segments import WARP, Pack, find_row
 from aot.kernels.window_long import LongWindow
 from aot.variants import Variant
 
@@ -48,11 +48,13 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     ) -> None:
         thread, _, _ = arch.thread_idx()
         row, column_tile, _ = arch.block_idx()
-        lane, warp = thread % WARP, thread // WARP
+        lane, warp = thread % WARP, arch.make_warp_uniform(thread // WARP)
         column = min((column_tile * WARP + lane) * window.columns, head_dim - window.columns)
 
-        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens)
-        token, first = find_row_or_padding(pack, row, row, Int32(LOG2_WARP), window.ratio)
+        pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
+        token, first, _ = find_row(
+            pack, row, row, Boolean(False), pack.glance(row), pack.real_rows(), window.ratio
+        )
 
         highest = cute.make_rmem_tensor((window.columns,), Float32)
         total = cute.make_rmem_tensor((window.columns,), Float32)
@@ -60,14 +62,20 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         highest.fill(ar.LOWEST)
         total.fill(0.0)
         pooled.fill(0.0)
-        if window.exists(warp, first):
-            start = window.first_token(token, warp)
-            offset = window.column(head_dim, column, warp)
-            for begin in cutlass.range_constexpr(0, window.warp_positions, window.batch):
-                scores = window.load(Matrix(score, score_stride), start, begin, offset)
-                values = window.load(Matrix(kv, kv_stride), start, begin, offset)
-                bias = window.load_ape(ape, head_dim, warp, begin, offset)
-                _accumulate(window, begin == 0, scores, values, bias, highest, total, pooled)
+        # In a first block half 0 does not exist. The same code serves either half where a batch
+        # fits one; else both travel together.
+        tensors = Matrix(score, score_stride), Matrix(kv, kv_stride), ape
+        place = token, warp, column, head_dim
+        sums = highest, total, pooled
+        if cutlass.const_expr(window.coff == 1):
+            _pool(window, (0,), place, tensors, sums)
+        elif cutlass.const_expr(window.batch <= window.run):
+            for half in cutlass.range(first, 2, unroll=1):
+                _pool(window, (half,), place, tensors, sums)
+        elif first != 0:
+            _pool(window, (1,), place, tensors, sums)
+        else:
+            _pool(window, (0, 1), place, tensors, sums)
 
         # Three tables, [warp][column of the tile]: maxima, sums of weights, weighted sums.
         base = arch.alloc_smem(Float32, 3 * table)
@@ -86,9 +94,38 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     return launchable(forward, variant)
 
 
+def _pool(
+    window: LongWindow,
+    halves: tuple[int | Int32, ...],
+    place: tuple[Int32, Int32, Int32, Int32],
+    tensors: tuple[Matrix, Matrix, cute.Pointer],
+    sums: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
+) -> None:
+    """Folds a thread's positions in these halves into its sums, a batch at a time.
+
+    place: the block's token, the warp, the thread's first column, head_dim. tensors: score, kv and
+    ape.
+    """
+    token, warp, column, head_dim = place
+    score, kv, ape = tensors
+    count = min(window.run, window.batch)
+    row = warp * window.run
+    parts = [
+        (window.token(token, warp, half), column + half * head_dim, begin)
+        for half in halves
+        for begin in range(0, window.run, count)
+    ]
+    for i in range(0, len(parts), window.batch // count):
+        scores, values, bias = [], [], []
+        for start, at, begin in parts[i : i + window.batch // count]:
+            scores += window.load(score, start, begin, count, at)
+            values += window.load(kv, start, begin, count, at)
+            bias += window.load_ape(ape, head_dim, row, begin, count, at)
+        _accumulate(window, scores, values, bias, *sums)
+
+
 def _accumulate(
     window: LongWindow,
-    initial: bool,
     scores: list,
     values: list,
     bias: list,
@@ -109,16 +146,11 @@ def _accumulate(
         column = [row[v] + b[v] for row, b in zip(wide_scores, bias, strict=True)]
         most = ar.largest([highest[v], *column])
         weights = [ar.exp_approx(s - most) for s in column]
-        if initial:
-            sum_weights, sum_values = weights[0], ar.mul_rn(weights[0], wide_values[0][v])
-            rest = range(1, len(weights))
-        else:
-            kept = ar.exp_approx(highest[v] - most)
-            sum_weights, sum_values = total[v] * kept, pooled[v] * kept
-            rest = range(len(weights))
-        for k in rest:
-            sum_weights = sum_weights + weights[k]
-            sum_values = ar.fma_rn(weights[k], wide_values[k][v], sum_values)
+        kept = ar.exp_approx(highest[v] - most)
+        sum_weights, sum_values = total[v] * kept, pooled[v] * kept
+        for k, weight in enumerate(weights):
+            sum_weights = sum_weights + weight
+            sum_values = ar.fma_rn(weight, wide_values[k][v], sum_values)
         highest[v], total[v], pooled[v] = most, sum_weights, sum_values
 
 

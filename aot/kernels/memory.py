@@ -28,13 +28,18 @@ class Matrix:
         return self.base + (Int64(row) * self.stride + column)
 
 
-def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
-    """`columns` adjacent bf16 of global memory as one word.
+def load_now(address: cute.Pointer, kind: Any, **hints: Any) -> Any:
+    """A value of global memory, asked for where this stands.
 
     Relaxed, because the assembler sinks plain loads towards their uses and then waits for each of
     them; these it leaves where they stand, all in flight together.
     """
-    return arch.load(address, WORD[columns], sem="relaxed", scope="cta", **hints)
+    return arch.load(address, kind, sem="relaxed", scope="cta", **hints)
+
+
+def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
+    """`columns` adjacent bf16 of global memory as one word, as `load_now` loads."""
+    return load_now(address, WORD[columns], **hints)
 
 
 def load_word_once(address: cute.Pointer, columns: int) -> Any:
@@ -96,8 +101,35 @@ def _fill_from_ape(table: cute.Tensor, ape: cute.Pointer, address: cutlass.Const
                 table[k, v] = values[v]
 
 
-def copy_async_16(target: cute.Pointer, source: cute.Pointer) -> None:
-    """Starts copying 16 bytes, both ends aligned, from global to shared memory."""
+def load_16(address: cute.Pointer) -> Any:
+    """16 aligned bytes of shared memory."""
+    return arch.load(address, ir.VectorType.get([4], T.i32()), ss="cta")
+
+
+def store_16(address: cute.Pointer, word: Any) -> None:
+    """16 aligned bytes to global memory."""
+    arch.store(address, word)
+
+
+def zero_16(address: cute.Pointer) -> None:
+    """16 aligned bytes of zeros to global memory."""
+    store_f32(address, [Float32(0.0)] * 4)
+
+
+def copy_async(
+    target: cute.Pointer, source: cute.Pointer, size: int, whole_line: bool = False
+) -> None:
+    """Starts copying 4, 8 or 16 bytes, both ends aligned, from global to shared memory.
+
+    16 bytes pass by the first-level cache. whole_line: the second-level cache fetches the 128 bytes
+    that they lie in.
+    """
+    cache = "cg" if size == 16 else "ca"
+    if whole_line:
+        cache += ".shared.global.L2::128B"
+    else:
+        cache += ".shared.global"
     arch.inline_ptx(
-        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[target, source]
+        f"cp.async.{cache} [{{$r0}}], [{{$r1}}], {size};",
+        read_only_args=[target, source],
     )

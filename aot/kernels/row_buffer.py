@@ -2,7 +2,7 @@
 """Raw kv and score of a block's next rows in shared memory, filled by asynchronous copies.
 
 Laid out [slot][KV, SCORE][position of the window][column of the tile], bf16: a row stays in slot
-`index % DEPTH` from its copy to its last read. A warp copies and reads the positions it owns and no
+`index % depth` from its copy to its last read. A warp copies and reads the positions it owns and no
 others.
 """
 
@@ -14,89 +14,131 @@ from cutlass import BFloat16, Float32, Int32
 from cutlass.cute import arch
 
 from aot.kernels import bf16
-from aot.kernels.memory import Matrix, copy_async_16, load_word_once
+from aot.kernels.memory import Matrix, copy_async, load_16, load_word_once, store_16
 from aot.kernels.ptx import select
 from aot.kernels.segments import WARP
 from aot.kernels.window_long import LongWindow
 
 KV, SCORE = 0, 1
 PIECE = 8  # bf16 of one asynchronous copy: 16 bytes
-DEPTH = 2  # rows: the one in work and the next one
 
 
 @dataclass(frozen=True)
 class RowBuffer:
     """The buffer's shape, and its offset in the block's shared memory, in words.
 
+    depth: slots, for the row in work and the next ones.
     asynchronous: filled by 16-byte copies, which need aligned rows; else word by word, at once.
+    whole_lines: as a variant's.
     """
 
     window: LongWindow
     asynchronous: bool
+    depth: int
     offset: int
+    whole_lines: bool = False
 
     @property
     def words(self) -> int:
         """Size in 32-bit words."""
-        return DEPTH * 2 * self.window.positions * self.window.tile // 2
+        return self.depth * 2 * self.window.positions * self.window.tile // 2
 
     def column(self, tile_column: Int32, head_dim: Int32, lane: Int32) -> Int32:
         """The first column that a lane copies; past the last one it repeats the last piece."""
         if self.asynchronous:
-            column = tile_column + (lane % (self.window.tile // PIECE)) * PIECE
+            column = tile_column + (lane % self.pieces) * PIECE
             return select(column < head_dim, column, head_dim - PIECE)
         column = tile_column + lane * self.window.columns
         return select(column < head_dim, column, head_dim - self.window.columns)
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of one position's tile."""
+        return self.window.tile // PIECE
+
+    @property
+    def together(self) -> int:
+        """Positions whose pieces one instruction of a warp moves."""
+        return WARP // self.pieces
 
     def copy(
         self,
         memory: cute.Pointer,
         slot: Int32,
         which: int,
+        half: int,
         tensor: Matrix,
-        start: Int32,
+        token: Int32,
         warp: Int32,
         lane: Int32,
         column: Int32,
     ) -> None:
-        """Starts a warp's copies of one tensor, KV or SCORE.
+        """Starts a warp's copies of one tensor, KV or SCORE, in one half.
 
-        start: the token of the warp's first position. column: as `self.column` gives it, packed.
+        token: of the warp's first position there. column: as `self.column` gives it, packed.
         """
         if self.asynchronous:
-            pieces = self.window.tile // PIECE
-            together = WARP // pieces  # positions that one instruction of the warp copies
-            position = lane // pieces
-            source = tensor.at(start + position, column)
-            target = self._at(memory, slot, which, warp, position) + (lane % pieces) * PIECE
-            for k in range(0, self.window.warp_positions, together):
-                copy_async_16(target + k * self.window.tile, source + k * tensor.stride)
+            source = tensor.at(token + lane // self.pieces, column)
+            target = self._piece(memory, slot, which, half, warp, lane)
+            for k in range(0, self.window.run, self.together):
+                to, at = target + k * self.window.tile, source + k * tensor.stride
+                copy_async(to, at, 16, self.whole_lines)
         else:
-            columns, positions = self.window.columns, range(self.window.warp_positions)
-            source = tensor.at(start, column)
-            target = self._at(memory, slot, which, warp, Int32(0)) + lane * columns
+            columns, positions = self.window.columns, range(self.window.run)
+            source = tensor.at(token, column)
+            target = self.at(memory, slot, which, half, warp, lane)
             words = [load_word_once(source + k * tensor.stride, columns) for k in positions]
             for k, word in enumerate(words):
                 arch.store(target + k * self.window.tile, word, ss="cta")
 
     def read(
-        self, memory: cute.Pointer, slot: Int32, which: int, warp: Int32, lane: Int32
+        self, memory: cute.Pointer, slot: Int32, which: int, half: int, warp: Int32, lane: Int32
     ) -> list[list[Float32]]:
-        """A thread's values of one tensor, [position][column] fp32."""
+        """A thread's values of one tensor in one half, [position][column] fp32."""
         columns = self.window.columns
-        first = self._at(memory, slot, which, warp, Int32(0)) + lane * columns
+        first = self.at(memory, slot, which, half, warp, lane)
         return [
             bf16.unpack(
                 arch.load(first + k * self.window.tile, bf16.WORD[columns], ss="cta"), columns
             )
-            for k in range(self.window.warp_positions)
+            for k in range(self.window.run)
         ]
 
-    def _at(
-        self, memory: cute.Pointer, slot: Int32, which: int, warp: Int32, position: Int32
+    def write_out(
+        self,
+        memory: cute.Pointer,
+        slot: Int32,
+        which: int,
+        half: int,
+        tensor: Matrix,
+        token: Int32,
+        warp: Int32,
+        lane: Int32,
+        column: Int32,
+    ) -> None:
+        """Writes what a warp has put into its places of a slot to a tensor, as `copy` reads it."""
+        source = self._piece(memory, slot, which, half, warp, lane)
+        target = tensor.at(token + lane // self.pieces, column)
+        for k in range(0, self.window.run, self.together):
+            store_16(target + k * tensor.stride, load_16(source + k * self.window.tile))
+
+    def at(
+        self, memory: cute.Pointer, slot: Int32, which: int, half: int, warp: Int32, lane: Int32
     ) -> cute.Pointer:
-        row = (slot * 2 + which) * self.window.positions
-        row = row + warp * self.window.warp_positions + position
+        """Where a thread's columns of its first position in a half lie; `tile` apart the next."""
+        return self._position(memory, slot, which, half, warp) + lane * self.window.columns
+
+    def _piece(
+        self, memory: cute.Pointer, slot: Int32, which: int, half: int, warp: Int32, lane: Int32
+    ) -> cute.Pointer:
+        first = self._position(memory, slot, which, half, warp)
+        return first + (lane // self.pieces * self.window.tile + lane % self.pieces * PIECE)
+
+    def _position(
+        self, memory: cute.Pointer, slot: Int32, which: int, half: int, warp: Int32
+    ) -> cute.Pointer:
+        row = (slot * 2 + which) * self.window.positions + half * self.window.ratio
+        row = row + warp * self.window.run
         return cute.recast_ptr(memory + self.offset, dtype=BFloat16) + row * self.window.tile
 
 
@@ -112,9 +154,13 @@ def copy_row(
     warp: Int32,
     lane: Int32,
     column: Int32,
+    head_dim: Int32,
 ) -> None:
     """Starts a warp's copies of the row whose block begins at `token`."""
-    if buffer.window.exists(warp, first):
-        start = buffer.window.first_token(token, warp)
-        buffer.copy(memory, slot, KV, kv, start, warp, lane, column)
-        buffer.copy(memory, slot, SCORE, score, start, warp, lane, column)
+    window = cutlass.const_expr(buffer.window)
+    for half in cutlass.range_constexpr(window.coff):
+        if window.exists(half, first):
+            start = window.token(token, warp, half)
+            at = column + half * head_dim
+            buffer.copy(memory, slot, KV, half, kv, start, warp, lane, at)
+            buffer.copy(memory, slot, SCORE, half, score, start, warp, lane, at)

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a block's next rows start in the pack, found by all its threads at once.
 
-A persistent block takes every `groups`-th row. Each thread looks one of the next `threads` rows up,
-so that a row costs its warps one load from shared memory.
+A persistent block's index-th row is one of rows `index * groups` to `(index + 1) * groups`, which
+the groups share out anew each time: else, with segments of as many rows, one group would get all
+first blocks and another all last ones. Each thread looks one of the next `threads` rows up, so that
+a row costs its warps one load from shared memory.
 """
 
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Boolean, Int32, Uint32, Uint64
 from cutlass.cute import arch
 
+from aot.kernels.ptx import select
 from aot.kernels.segments import WARP, Pack, find_row
 
 
@@ -45,25 +48,35 @@ class RowTable:
         return entries + (index % (2 * self.threads)) * 2
 
 
+def row_of(index: Int32, group: Int32, groups: Int32) -> Uint32:
+    """A group's index-th row. Each index turns the groups by a multiple of the golden section."""
+    turned = Uint64(Uint32(index) * Uint32(0x9E3779B9)) * Uint64(Uint32(groups))
+    place = Uint32(group) + Uint32(turned >> 32)
+    place = select(place < Uint32(groups), place, place - Uint32(groups))
+    return Uint32(index) * Uint32(groups) + place
+
+
 @cute.jit
 def look_up_rows(
     table: cutlass.Constexpr,
     memory: cute.Pointer,
     index: Int32,
     pack: Pack,
-    row: Uint32,
+    group: Int32,
     groups: Int32,
     rows: Int32,
 ) -> None:
-    """Enters the block's rows from its index-th on, which is `row`. Every thread calls it.
+    """Enters the block's rows from its index-th on. Every thread calls it.
 
     For rows that are not real the entries are safe and meaningless.
     """
     thread, _, _ = arch.thread_idx()
     end = Uint32(rows - 1)
-    mine = min(row + Uint32(thread) * Uint32(groups), end)
-    warp_row = min(row + Uint32(thread & -WARP) * Uint32(groups), end)
-    token, first, last = find_row(pack, Int32(mine), Int32(warp_row), Int32(0), table.ratio)
+    mine = Int32(min(row_of(index + thread, group, groups), end))
+    warp_row = Int32(min(Uint32(index + (thread & -WARP)) * Uint32(groups), end))
+    token, first, last = find_row(
+        pack, mine, warp_row, Boolean(True), pack.glance(warp_row), pack.real_rows(), table.ratio
+    )
     at = table.at(memory, index + thread)
     arch.store(at, token, ss="cta")
     arch.store(at + 1, first + 2 * last, ss="cta")

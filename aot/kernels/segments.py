@@ -9,31 +9,19 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.cute import arch
 
+from aot.kernels import arithmetic as ar
+from aot.kernels.memory import load_now
 from aot.kernels.ptx import select
 
 WARP = 32
 LOG2_WARP = 5
 
 
-@dataclass(frozen=True)
-class Pack:
-    """A pack of `tokens` tokens: where its segments' tokens and rows begin, and end."""
-
-    cu_seqlens: cute.Pointer
-    cu_seqlens_comp: cute.Pointer
-    segments: Int32
-    tokens: Int32
-
-    def real_rows(self) -> Int32:
-        """The number of rows that belong to a segment; any after them are padding."""
-        return arch.load(self.cu_seqlens_comp + self.segments, Int32)
-
-
 @cute.jit
-def find_for_warp(prefixes: cute.Pointer, segments: Int32, value: Int32) -> Int32:
+def search(prefixes: cute.Pointer, segments: Int32, value: Int32) -> Int32:
     """The segment of a `value` that is the same in all lanes: 32 probes a step.
 
     1,000 segments take two dependent loads and a million take four, where bisection would take
@@ -79,44 +67,126 @@ def gallop(prefixes: cute.Pointer, segments: Int32, start: Int32, value: Int32) 
 
 
 @cute.jit
+def guess(segments: Int32, value: Int32, extent: Int32) -> Int32:
+    """The first of the 32 prefixes that a warp looks at for a `value`, the same in all lanes.
+
+    They lie around the place where it would be if the segments shared `extent` equally: so one
+    load finds it where the segments are few or alike.
+    """
+    begin = Int32(0)
+    if segments >= WARP:
+        share = Float32(value) * ar.rcp_approx(Float32(extent))
+        middle = Int32(share * Float32(segments))
+        begin = max(min(middle - WARP // 2, segments - (WARP - 1)), 0)
+    return begin
+
+
+def of_lane(begin: Int32, segments: Int32) -> Int32:
+    """The index of the prefix that a lane looks at: from `begin` on, up to the last one."""
+    index = begin + arch.lane_idx()
+    return select(index < segments, index, segments)
+
+
+def glance(
+    prefixes: cute.Pointer, others: cute.Pointer, segments: Int32, value: Int32, extent: Int32
+) -> tuple[Int32, Int32, Int32]:
+    """Starts loading what `guess` names: its first, a lane's prefix, and the one of `others`."""
+    begin = guess(segments, value, extent)
+    return begin, *_load_lane(prefixes, others, segments, begin)
+
+
+def _load_lane(
+    prefixes: cute.Pointer, others: cute.Pointer, segments: Int32, begin: Int32
+) -> tuple[Int32, Int32]:
+    index = of_lane(begin, segments)
+    return load_now(prefixes + index, Int32), load_now(others + index, Int32)
+
+
+@cute.jit
+def settle(
+    prefixes: cute.Pointer,
+    others: cute.Pointer,
+    segments: Int32,
+    value: Int32,
+    begin: Int32,
+    prefix: Int32,
+    other: Int32,
+) -> tuple[Int32, Int32, Int32, Int32]:
+    """Ends what `glance` began: the value's segment, by `search` if it is not among the 32.
+
+    Returns the place among the 32 (those of the lanes now), their first, and the lane's two.
+    """
+    passed = arch.popc(arch.vote_ballot_sync(prefix <= value))
+    before = (passed == 0) & (begin > 0)
+    behind = (passed == WARP) & (begin + WARP <= segments)
+    # By a vote, so that the compiler knows that the warp stays together.
+    if arch.vote_any_sync(before | behind):
+        begin = search(prefixes, segments, value)
+        passed = Int32(1)
+        prefix, other = _load_lane(prefixes, others, segments, begin)
+    return max(passed - 1, 0), begin, prefix, other
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack of `tokens` tokens and `rows` rows: where its segments' begin, and end.
+
+    rows: those of the call. The segments may have fewer, and the others are padding; or more.
+    """
+
+    cu_seqlens: cute.Pointer
+    cu_seqlens_comp: cute.Pointer
+    segments: Int32
+    tokens: Int32
+    rows: Int32
+
+    def real_rows(self) -> Int32:
+        """The number of rows that belong to a segment."""
+        return arch.load(self.cu_seqlens_comp + self.segments, Int32)
+
+    def glance(self, row: Int32) -> tuple[Int32, Int32, Int32]:
+        """Starts finding a row that is the same in all lanes; `find_row` needs what it returns."""
+        return glance(self.cu_seqlens_comp, self.cu_seqlens, self.segments, row, self.rows)
+
+
+@cute.jit
 def find_row(
     pack: Pack,
     row: Int32,
     warp_row: Int32,
-    lanes_log2: Int32,
+    several: Boolean,
+    glanced: tuple,
+    real_rows: Int32,
     ratio: cutlass.Constexpr,
 ) -> tuple[Int32, Int32, Int32]:
     """Where a row's block starts: its first token, and whether it is its segment's first, last.
 
-    row: this lane's row. warp_row: the least of its warp's rows, which are all one where
-    lanes_log2 is at least LOG2_WARP.
+    row: this lane's row. warp_row: the least of its warp's rows, and `glanced` what
+    `pack.glance` says of it. several: whether the warp's rows differ.
     The block [token, token + ratio) and, unless first, the one before it lie inside [0, tokens)
-    even for malformed prefixes. For rows that are not real the answer is safe and meaningless.
+    even for malformed prefixes. A row of padding is the pack's start, as a first block.
     """
     token = Int32(0)
     first = Int32(1)
     last = Int32(1)
     if pack.segments > 0:
-        segment = find_for_warp(pack.cu_seqlens_comp, pack.segments, warp_row)
-        if lanes_log2 < LOG2_WARP:
-            segment = gallop(pack.cu_seqlens_comp, pack.segments, segment, row)
-        index = row - arch.load(pack.cu_seqlens_comp + segment, Int32)
-        end = arch.load(pack.cu_seqlens_comp + (segment + 1), Int32)
-        token = arch.load(pack.cu_seqlens + segment, Int32) + index * ratio
-        token = max(min(token, pack.tokens - ratio), 0)
+        rows, tokens = pack.cu_seqlens_comp, pack.cu_seqlens
+        begin, prefix, other = glanced
+        found, begin, prefix, other = settle(
+            rows, tokens, pack.segments, warp_row, begin, prefix, other
+        )
+        segment_row = arch.shuffle_sync(prefix, found)
+        segment_token = arch.shuffle_sync(other, found)
+        end = arch.shuffle_sync(prefix, min(found + 1, WARP - 1))
+        if several:
+            segment = min(begin + found, pack.segments - 1)
+            segment = gallop(rows, pack.segments, segment, row)
+            segment_row = arch.load(rows + segment, Int32)
+            segment_token = arch.load(tokens + segment, Int32)
+            end = arch.load(rows + (segment + 1), Int32)
+        index = row - segment_row
+        token = max(min(segment_token + index * ratio, pack.tokens - ratio), 0)
         first = Int32((index <= 0) | (token < ratio))
         last = Int32(row + 1 >= end)
-    return token, first, last
-
-
-def find_row_or_padding(
-    pack: Pack, row: Int32, warp_row: Int32, lanes_log2: Int32, ratio: int
-) -> tuple[Int32, Int32]:
-    """`find_row` for forward, which computes padding too: the pack's start, as a first block.
-
-    Returns the first token, and whether the block is its segment's first.
-    """
-    real_rows = pack.real_rows()
-    token, first, _ = find_row(pack, row, warp_row, lanes_log2, ratio)
     padding = row >= real_rows
-    return select(padding, Int32(0), token), select(padding, Int32(1), first)
+    return select(padding, Int32(0), token), select(padding, Int32(1), first), last

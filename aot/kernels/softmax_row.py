@@ -20,14 +20,14 @@ def softmax_row(
     warp: Int32,
     lane: Int32,
     column: Int32,
-    exists: cutlass.Boolean,
+    first: Int32,
     grads: list,
     weights: cute.Tensor,
-    values: cute.Tensor,
+    products: cute.Tensor,
 ) -> tuple[list, list]:
-    """Sets a thread's `values`, and its `weights`: R's exponentials over the window's length.
+    """Sets a thread's `weights`, R's exponentials over the window's length, and `products`, R's u.
 
-    Returns per column what turns them into probabilities, and R's S.
+    Returns per column what turns the weights into probabilities, and R's S.
     """
     window = cutlass.const_expr(layout.window)
     exchange = cutlass.const_expr(layout.exchange)
@@ -37,24 +37,31 @@ def softmax_row(
     for v in cutlass.range_constexpr(window.columns):
         # A position that does not exist has value 0: it matters where grad_out is infinite.
         sums[v, 0], sums[v, 1] = Float32(0.0), ar.mul_rn(grads[v], Float32(0.0))
-    if exists:
-        added = layout.ape_tile.read(memory, ape, head_dim, warp, lane, column)
-        scores = layout.row_buffer.read(memory, slot, SCORE, warp, lane)
-        for v in cutlass.range_constexpr(window.columns):
-            for k in cutlass.range_constexpr(window.warp_positions):
-                weights[k, v] = scores[k][v] + added[k][v]
-            highest[v] = ar.largest([weights[k, v] for k in range(window.warp_positions)])
+    for half in cutlass.range_constexpr(window.coff):
+        if window.exists(half, first):
+            added = layout.ape_tile.read(memory, ape, head_dim, warp, lane, column, half)
+            scores = layout.row_buffer.read(memory, slot, SCORE, half, warp, lane)
+            for v in cutlass.range_constexpr(window.columns):
+                for k in cutlass.range_constexpr(window.run):
+                    weights[half * window.run + k, v] = scores[k][v] + added[k][v]
+                places = window.places(half)
+                highest[v] = ar.largest([highest[v], *(weights[i, v] for i in places)])
     exchange.write_maxima(memory, warp, lane, [highest[v] for v in range(window.columns)])
     arch.sync_threads()
     most = exchange.maxima(memory, lane)
-    if exists:
-        read = layout.row_buffer.read(memory, slot, KV, warp, lane)
-        for v in cutlass.range_constexpr(window.columns):
-            for k in cutlass.range_constexpr(window.warp_positions):
-                e = ar.exp_over(weights[k, v] - most[v], window.log2_positions)
-                weights[k, v], values[k, v] = e, read[k][v]
-                sums[v, 0] = sums[v, 0] + e
-                sums[v, 1] = ar.fma_rn(ar.mul_rn(grads[v], read[k][v]), e, sums[v, 1])
+    for half in cutlass.range_constexpr(window.coff):
+        if window.exists(half, first):
+            values = layout.row_buffer.read(memory, slot, KV, half, warp, lane)
+            for v in cutlass.range_constexpr(window.columns):
+                for k in cutlass.range_constexpr(window.run):
+                    i = half * window.run + k
+                    e = ar.exp_over(weights[i, v] - most[v], window.log2_positions)
+                    u = ar.mul_rn(grads[v], values[k][v])
+                    weights[i, v] = e
+                    if cutlass.const_expr(i >= window.reread):
+                        products[i - window.reread, v] = u
+                    sums[v, 0] = sums[v, 0] + e
+                    sums[v, 1] = ar.fma_rn(u, e, sums[v, 1])
     flat = [sums[v, i] for v in range(window.columns) for i in range(2)]
     exchange.write_sums(memory, warp, lane, flat)
     arch.sync_threads()

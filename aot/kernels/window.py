@@ -64,26 +64,17 @@ class Window:
             words.append(load_word(address, self.columns))
         return words
 
-    def erase_missing(
-        self, first: Int32, kv_words: list, score_words: list, bias: list | None = None
-    ) -> tuple:
-        """(kv words, score words, bias), 0, -inf and 0 where a first block has no position.
-
-        bias: the window's APE; left out where what it holds there is known to be 0.
-        """
+    def erase_missing(self, first: Int32, kv_words: list, score_words: list) -> tuple[list, list]:
+        """(kv words, score words), 0 and -inf where a first block has no position."""
         if self.coff == 1:
-            return kv_words, score_words, bias
-        half, columns = self.ratio, self.columns
-        flat = [] if bias is None else [b for row in bias[:half] for b in row]
-        kv_half, score_half, flat = _replace(
+            return kv_words, score_words
+        half = self.ratio
+        kv_half, score_half = _replace(
             first,
-            [kv_words[:half], score_words[:half], flat],
-            [bf16.WORD[columns](0), bf16.negative_infinity(columns), Float32(0.0)],
+            [kv_words[:half], score_words[:half]],
+            [bf16.WORD[self.columns](0), bf16.negative_infinity(self.columns)],
         )
-        if bias is not None:
-            rows = [flat[k * columns : (k + 1) * columns] for k in range(half)]
-            bias = rows + bias[half:]
-        return kv_half + kv_words[half:], score_half + score_words[half:], bias
+        return kv_half + kv_words[half:], score_half + score_words[half:]
 
     def store(
         self,
@@ -155,7 +146,7 @@ def _replace(condition: Int32, groups: list, replacements: list) -> list:
     """
     copies = []
     for group, replacement in zip(groups, replacements, strict=True):
-        copy = cute.make_rmem_tensor((max(len(group), 1),), type(replacement))
+        copy = cute.make_rmem_tensor((len(group),), type(replacement))
         for k, value in enumerate(group):
             copy[k] = value
         copies.append(copy)

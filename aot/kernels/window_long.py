@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A warp's share of one row's long window: consecutive positions, `columns` a lane.
+"""A warp's share of one row's long window: a run of consecutive tokens in each half.
 
-Positions count from the window's start and their tokens are consecutive: with coff 2 the window
-starts `ratio` tokens before the block. A warp's positions lie in one half, so they share a column
-offset, and in a segment's first block the warps of the previous half have nothing to do.
+With coff 1 there is one half, the block's own tokens. With coff 2 half 0 is the previous block's
+tokens with columns [0, head_dim), half 1 the block's own with columns [head_dim, 2 * head_dim). All
+warps share every half, so that they all have work in a segment's first block, which has no half 0.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,14 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from aot.kernels.memory import Matrix, load_ape, load_word_once
-from aot.kernels.ptx import select
 from aot.kernels.segments import WARP
 
 
 @dataclass(frozen=True)
 class LongWindow:
-    """The shape of every warp's share, all known at compile time.
+    """The shape of every warp's share, all known at compile time; `columns` a lane.
 
-    batch: positions whose loads are in flight together.
+    batch: positions whose loads are in flight together. reread: as a variant's.
     """
 
     ratio: int
@@ -28,11 +27,14 @@ class LongWindow:
     columns: int
     warps: int
     batch: int
+    reread: int = 0
 
     def __post_init__(self) -> None:
-        """A warp's positions are whole batches, in one half of the window."""
-        if self.ratio % self.warp_positions or self.warp_positions % self.batch:
-            raise ValueError(f"{self.warp_positions} positions a warp, {self.batch} a batch")
+        """A run is whole batches, or a batch whole runs."""
+        if self.ratio % self.warps or (self.run % self.batch and self.batch % self.run):
+            raise ValueError(
+                f"{self.warps} warps of {self.run} positions a half, {self.batch} a batch"
+            )
 
     @property
     def positions(self) -> int:
@@ -40,9 +42,19 @@ class LongWindow:
         return self.ratio * self.coff
 
     @property
+    def run(self) -> int:
+        """Positions of one warp in one half."""
+        return self.ratio // self.warps
+
+    @property
     def warp_positions(self) -> int:
         """Positions of one warp."""
-        return self.positions // self.warps
+        return self.run * self.coff
+
+    @property
+    def own(self) -> int:
+        """The half of the block's own tokens."""
+        return self.coff - 1
 
     @property
     def tile(self) -> int:
@@ -54,55 +66,46 @@ class LongWindow:
         """Binary logarithm of the window's length."""
         return self.positions.bit_length() - 1
 
-    def ape_row(self, warp: Int32) -> Int32:
-        """The APE row of a warp's first position."""
-        return (warp * self.warp_positions) % self.ratio
+    @property
+    def halves(self) -> range:
+        """Every half: 0 and 1, or 0 alone."""
+        return range(self.coff)
 
-    def in_own_half(self, warp: Int32) -> Boolean:
-        """Whether a warp's positions are the block's own tokens."""
-        if self.coff == 1:
-            return Boolean(True)
-        return warp >= self.warps // 2
+    def places(self, half: int) -> range:
+        """Of a warp's positions, counted over the halves, those in this one."""
+        return range(half * self.run, (half + 1) * self.run)
 
-    def exists(self, warp: Int32, first: Int32) -> Boolean:
-        """Whether a warp's positions exist: not in a first block's previous half."""
-        return self.in_own_half(warp) | (first == 0)
+    def exists(self, half: int, first: Int32) -> Boolean:
+        """Whether a half's tokens exist: the previous block's do not in a first block."""
+        return Boolean(True) if half == self.own else first == 0
 
-    def first_token(self, token: Int32, warp: Int32) -> Int32:
-        """The token of a warp's first position, for a block that starts at `token`."""
-        return token + (warp * self.warp_positions - (self.coff - 1) * self.ratio)
+    def token(self, block_token: Int32, warp: Int32, half: Int32) -> Int32:
+        """The first token of a warp's run in a half, for a block that starts at `block_token`."""
+        return block_token + (warp * self.run + (half - self.own) * self.ratio)
 
-    def column(self, head_dim: Int32, column: Int32, warp: Int32) -> Int32:
-        """The column of the packed width that a warp reads."""
-        if self.coff == 1:
-            return column
-        return column + select(self.in_own_half(warp), head_dim, Int32(0))
-
-    def load(self, tensor: Matrix, start: Int32, begin: int, column: Int32) -> list:
-        """Words of the batch of positions that starts at `begin`."""
-        base = tensor.at(start, column)
-        return [
-            load_word_once(base + (begin + k) * tensor.stride, self.columns)
-            for k in range(self.batch)
-        ]
+    def load(self, tensor: Matrix, token: Int32, begin: int, count: int, column: Int32) -> list:
+        """Words of `count` tokens from the begin-th after `token` on."""
+        base = tensor.at(token + begin, column)
+        return [load_word_once(base + k * tensor.stride, self.columns) for k in range(count)]
 
     def load_ape(
-        self, ape: cute.Pointer, head_dim: Int32, warp: Int32, begin: int, column: Int32
+        self, ape: cute.Pointer, head_dim: Int32, row: Int32, begin: int, count: int, column: Int32
     ) -> list:
-        """APE of the batch that starts at `begin`, [position][column]; zeros without an APE."""
+        """As many rows of the APE, [position][column]; zeros without an APE."""
 
         def address(k: int) -> cute.Pointer:
             width = Int64(head_dim) * self.coff
-            first = self.ape_row(warp) + begin
-            return ape + (first * width + column) + k * width
+            return ape + ((row + begin) * width + column) + k * width
 
-        return load_ape(ape, address, self.batch, self.columns)
+        return load_ape(ape, address, count, self.columns)
 
     def load_whole_ape(
-        self, ape: cute.Pointer, head_dim: Int32, warp: Int32, column: Int32
+        self, ape: cute.Pointer, head_dim: Int32, warp: Int32, column: Int32, half: int
     ) -> list:
-        """APE of all of a warp's positions, [position][column]."""
+        """A warp's APE in a half, [position][column]. column: within the half."""
         rows: list = []
-        for begin in range(0, self.warp_positions, self.batch):
-            rows += self.load_ape(ape, head_dim, warp, begin, column)
+        count = min(self.run, self.batch)
+        for begin in range(0, self.run, count):
+            at = column + half * head_dim
+            rows += self.load_ape(ape, head_dim, warp * self.run, begin, count, at)
         return rows

@@ -12,7 +12,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint16
 from cutlass.cute import arch
 
 from aot.kernels.memory import Matrix, store_f32
-from aot.kernels.segments import WARP, Pack, find_for_warp, gallop
+from aot.kernels.segments import WARP, Pack, gallop, glance, settle
 
 WIDE = 8  # elements of a 16-bit type that one store writes where the rows allow it
 
@@ -88,7 +88,10 @@ def _is_pooled(
     """Whether a token lies in the block of a computed row."""
     pooled = Boolean(False)
     if pack.segments > 0:
-        segment = find_for_warp(pack.cu_seqlens, pack.segments, warp_token)
+        starts, others = pack.cu_seqlens, pack.cu_seqlens_comp
+        glanced = glance(starts, others, pack.segments, warp_token, pack.tokens)
+        found, begin, _, _ = settle(starts, others, pack.segments, warp_token, *glanced)
+        segment = min(begin + found, pack.segments - 1)
         segment = gallop(pack.cu_seqlens, pack.segments, segment, token)
         index = token - arch.load(pack.cu_seqlens + segment, Int32)
         first_row = arch.load(pack.cu_seqlens_comp + segment, Int32)

@@ -58,7 +58,10 @@ static const char *bad_schedule(const struct csa_bundle *bundle, const struct cs
   if (v->kind == CSA_LONG && s->lanes_log2 != WARP_LOG2) return "bad lanes_log2";
   if (s->ctas < 0 || s->ctas > MAX_CTAS || s->fill_ctas < 0 || s->fill_ctas > MAX_CTAS)
     return "bad CTA count";
-  if ((s->operation == CSA_BACKWARD) != (s->ctas > 0)) return "only backward has CTAs";
+  if (s->operation == CSA_BACKWARD && s->ctas == 0) return "backward without CTAs";
+  if (s->operation == CSA_FINISH && s->ctas > 0) return "CTAs where none are asked for";
+  if (s->operation == CSA_FORWARD && v->kind == CSA_LONG && s->ctas > 0)
+    return "CTAs where none are asked for";
   if (s->max_elements < -1) return "bad max_elements";
   return NULL;
 }
