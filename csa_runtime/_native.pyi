@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Callable
 from typing import Any, TypedDict
 
 from typing_extensions import Unpack
@@ -90,4 +91,33 @@ def load(device: int = -1, bundle: str | None = None) -> None: ...
 def bundle_info() -> BundleInfo: ...
 def driver_info() -> DriverInfo: ...
 def launch_counts() -> dict[tuple[str, int], int]: ...
+def bind_torch(
+    tensor: type, parameter: type, exchange: object, stream: Callable[[int], int]
+) -> None: ...
+def torch_forward(
+    kv: Any,
+    score: Any,
+    ape: Any,
+    cu_seqlens: Any,
+    cu_seqlens_comp: Any,
+    ratio: Any,
+    coff: Any,
+    total_comp: Any,
+    out: Any,
+    stream: Any,
+    /,
+) -> Any: ...
+def torch_backward(
+    kv: Any,
+    score: Any,
+    ape: Any,
+    cu_seqlens: Any,
+    cu_seqlens_comp: Any,
+    grad_out: Any,
+    ratio: Any,
+    coff: Any,
+    need_ape: bool,
+    /,
+) -> tuple[Any, Any, Any] | None: ...
+def torch_usual(kv: Any, score: Any, ape: Any, *others: Any) -> bool: ...
 def abi_version() -> int: ...

@@ -6,8 +6,7 @@ a launch), NumPy arrays, DLPack, `__cuda_array_interface__`. DLPack comes before
 because its exporter orders the streams; the interface only names one.
 """
 
-from __future__ import annotations
-
+# Annotations are not postponed: NamedTuple would compile each, which takes longer than the rest.
 import functools
 import operator
 import sys

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call's inputs, described and checked, and the launcher's words for them."""
 
-from __future__ import annotations
-
+# Annotations are not postponed: NamedTuple would compile each, which takes longer than the rest.
 import contextlib
 import functools
+import sys
 from typing import Any, NamedTuple
 
 from csa_runtime import _native, checks, prefixes, streams
@@ -128,6 +128,25 @@ def rows_of(call: Call, kv: Any, cu_seqlens_comp: Any, total_comp: Any, out: Arr
     return checks.integer("cu_seqlens_comp[-1]", values[-1], 0)
 
 
+def bind(call: Call) -> None:
+    """Let the native module serve calls like this one by itself, from the next one on."""
+    if call.owner.name == "torch":
+        _bind_torch()
+
+
+@functools.cache
+def _bind_torch() -> None:
+    """Say what torch's tensors are, if torch tells C about them.
+
+    The module then reads, checks and launches the usual call, and leaves all others to Python.
+    """
+    torch: Any = sys.modules["torch"]
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if exchange is not None and stream is not None:
+        _native.bind_torch(torch.Tensor, torch.nn.Parameter, exchange, stream)
+
+
 def row_stride(array: Array) -> int:
     """In elements; a single row has none that counts."""
     return array.strides[0] if array.shape[0] > 1 else array.shape[1]
@@ -180,6 +199,13 @@ def _device(arrays: tuple[Array | None, ...]) -> int:
 def visible_devices() -> int:
     """How many devices the driver shows; asked once, and only for arrays that name none."""
     return len(_native.driver_info()["devices"])
+
+
+def on_cpu() -> Any:
+    """The CPU path, imported when needed: it needs NumPy."""
+    from csa_runtime import reference
+
+    return reference
 
 
 def host_array(raw: Any, described: Array | None) -> Any:

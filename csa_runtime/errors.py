@@ -4,7 +4,11 @@
 All are `RuntimeError`s and survive pickling, so that a worker process can report them.
 """
 
-from typing import Any
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing's own would import typing
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class UnsupportedArch(RuntimeError):

@@ -6,16 +6,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from csa_runtime import _native, checks
+from csa_runtime import _native, checks, prefixes
+from csa_runtime._native import torch_backward, torch_forward
 from csa_runtime.arrays import ITEMSIZE, Array, describe
 from csa_runtime.calls import (
     Call,
     begin,
+    bind,
     check_can_allocate,
     check_contents,
     check_streams,
     fields,
     host_array,
+    on_cpu,
     optional,
     row_stride,
     rows_of,
@@ -67,6 +70,12 @@ def compressor_forward(
         ValueError: malformed arguments, before any launch.
         RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
     """
+    if not prefixes.checking():
+        made = torch_forward(
+            kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, total_comp, out, stream
+        )
+        if made is not None:
+            return made
     call = begin(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, stream)
     result = optional("out", out, call.exported)
     rows = rows_of(call, kv, cu_seqlens_comp, total_comp, result)
@@ -81,7 +90,7 @@ def compressor_forward(
     if call.kv.device == "cpu":
         check_can_allocate(call, out)
         raw = (kv, score, ape, cu_seqlens, cu_seqlens_comp)
-        made = _reference().reference_forward(
+        made = on_cpu().reference_forward(
             *map(host_array, raw, call.read),
             ratio=call.ratio,
             coff=call.coff,
@@ -92,6 +101,7 @@ def compressor_forward(
     if result is None:
         out = call.owner.empty(kv, shape, None, call.stream)
         result = describe("out", out, call.exported)
+    bind(call)
     _native.launch_forward(
         **fields(call, rows, (result,)), out=result.pointer, out_stride=row_stride(result)
     )
@@ -139,6 +149,13 @@ def compressor_backward(
         ValueError: malformed arguments, before any launch.
         RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
     """
+    new = grads is None and workspace is None
+    if new and stream is None and not accumulate and not prefixes.checking():
+        made = torch_backward(
+            kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out, ratio, coff, True
+        )
+        if made is not None:
+            return made
     call = begin(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, stream)
     incoming = describe("grad_out", grad_out, call.exported)
     rows = incoming.shape[0] if incoming.shape else 0
@@ -160,14 +177,14 @@ def compressor_backward(
     if call.kv.device == "cpu":
         check_can_allocate(call, grads)
         raw = (kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out)
-        made: Gradients = _reference().reference_backward(
+        computed: Gradients = on_cpu().reference_backward(
             *map(host_array, raw, (*call.read, incoming)),
             ratio=call.ratio,
             coff=call.coff,
             grads=None if grads is None else tuple(map(host_array, grads, written)),
             accumulate=accumulate,
         )
-        return made if grads is None else (grads[0], grads[1], grads[2])
+        return computed if grads is None else (grads[0], grads[1], grads[2])
     if sums and scratch is None:
         scratch = _take_workspace(call, kv, rows)
     if grads is None or given is None:
@@ -176,6 +193,7 @@ def compressor_backward(
         grads = owner.empty(kv, shape, None, on), owner.empty(kv, shape, None, on), bias
         given = _describe_gradients(call, grads)
     grad_kv, grad_score, grad_ape = given
+    bind(call)
     _native.launch_backward(
         **fields(call, rows, (incoming, *given, scratch)),
         flags=1 if accumulate and sums else 0,
@@ -189,13 +207,6 @@ def compressor_backward(
         **_workspace_fields(scratch if sums else None),
     )
     return grads[0], grads[1], grads[2]
-
-
-def _reference() -> Any:
-    """The CPU path, imported when needed: it needs NumPy."""
-    from csa_runtime import reference
-
-    return reference
 
 
 def _given_gradients(

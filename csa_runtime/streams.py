@@ -64,10 +64,12 @@ def same(first: int, second: int) -> bool:
 def in_torch(torch: Any, handle: int, device: Any) -> Any:
     """A stream of the device as torch's own object.
 
-    torch tells its pool's streams from foreign ones by the lowest bit: it would take 1, the legacy
-    default stream, for one of its own, and knows it as 0.
+    The legacy default stream has a call of its own: of the handles that name it, torch takes 0 for
+    no handle at all and 1 for a stream of its pool, and would give a new stream for either.
     """
-    return torch.cuda.ExternalStream(0 if same(handle, 0) else handle, device=device)
+    if same(handle, 0):
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(handle, device=device)
 
 
 def _checked(handle: int) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from csa_runtime import checks, ops
+from csa_runtime._native import torch_usual
 from csa_runtime._operators import (
     Triple,
     backward,
@@ -27,9 +28,9 @@ from csa_runtime._operators import (
 
 __all__ = ["compressor"]
 
-_jit: Any = torch.jit
 _DENSE = (Tensor, torch.nn.Parameter)
 _modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_is_tracing: Any = torch._C._is_tracing  # what torch.jit.is_tracing asks outside TorchScript
 _functorch: Any = getattr(torch._C, "_functorch", None)
 _transforms: Any = getattr(_functorch, "peek_interpreter_stack", None)
 # Batches of is_grads_batched and vectorized jacobians: they look like any tensor, without memory.
@@ -38,15 +39,20 @@ _is_batched: Any = getattr(_functorch, "is_legacy_batchedtensor", None)
 _can_tell = None not in (_modes, _transforms, _is_batched)
 
 
+def _watched() -> bool:
+    """Whether a tracer, mode or transform may see this call; it is not asked under dynamo."""
+    return bool(not _can_tell or _modes() or _transforms() is not None or _is_tracing())
+
+
 def _plain(tensors: Sequence[Tensor | None]) -> bool:
     """Whether nothing but the kernels would see this call: then the dispatcher can be spared.
 
     It costs as much as all the checks. Tracers, modes, transforms and tensor subclasses need it.
     """
-    if not _can_tell or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _watched():
         return False
-    if _modes() or _transforms() is not None or _jit.is_tracing():
-        return False
+    if torch_usual(*tensors):
+        return True
     for tensor in tensors:
         if tensor is not None and (type(tensor) not in _DENSE or _is_batched(tensor)):
             return False
@@ -133,6 +139,26 @@ class _Compressor(torch.autograd.Function):
         return _derivative(ctx, grads[0])
 
 
+class _Direct(_Compressor):
+    """For tensors that the native module reads, in a call that nothing else sees."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        _save(ctx, inputs)
+        kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, total_comp = inputs
+        result: Tensor = ops.compressor_forward(
+            kv,
+            score,
+            ape,
+            cu_seqlens,
+            cu_seqlens_comp,
+            ratio=ratio,
+            coff=coff,
+            total_comp=total_comp,
+        )
+        return result
+
+
 class _Transformable(torch.autograd.Function):
     """The same for torch.func's transforms, in the form they ask for, which costs more."""
 
@@ -153,6 +179,8 @@ class _Transformable(torch.autograd.Function):
 
 
 _apply: Any = _Compressor.apply
+# torch's own apply looks for setup_context and for transforms' wrappers first: neither is here.
+_apply_direct: Any = getattr(super(torch.autograd.Function, _Direct), "apply", _Direct.apply)
 _apply_transformed: Any = _Transformable.apply
 
 
@@ -195,7 +223,11 @@ def compressor(
         ValueError: malformed arguments, before any launch.
         RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
     """
-    if not (
+    tensors = (kv, score, ape, cu_seqlens, cu_seqlens_comp)
+    compiling = torch.compiler.is_compiling()
+    usual = not compiling and torch_usual(kv, score, ape, cu_seqlens, cu_seqlens_comp)
+    direct = usual and not _watched()
+    if not direct and not (
         isinstance(kv, Tensor)
         and isinstance(score, Tensor)
         and (ape is None or isinstance(ape, Tensor))
@@ -203,8 +235,6 @@ def compressor(
         and isinstance(cu_seqlens_comp, Tensor)
     ):
         raise _no_tensor(kv=kv, score=score, cu_seqlens=cu_seqlens, cu_seqlens_comp=cu_seqlens_comp)
-    tensors = (kv, score, ape, cu_seqlens, cu_seqlens_comp)
-    compiling = torch.compiler.is_compiling()
     if not compiling:
         refuse_tangents(tensors)
     wanted = torch.is_grad_enabled() and (
@@ -212,10 +242,17 @@ def compressor(
     )
     if total_comp is None:
         total_comp = _rows(cu_seqlens_comp)
-    call: Any = ops.compressor_forward
-    if not wanted and _plain(tensors):
-        result: Tensor = call(*tensors, ratio=ratio, coff=coff, total_comp=total_comp)
+    result: Tensor
+    if not wanted and (direct or _plain(tensors)):
+        rows: Any = total_comp
+        result = ops.compressor_forward(
+            kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio=ratio, coff=coff, total_comp=rows
+        )
         return result
+    if direct:
+        result = _apply_direct(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, total_comp)
+        return result
+    call: Any
     checks.window(ratio, coff)
     if not compiling and not isinstance(total_comp, torch.SymInt):
         checks.integer("total_comp", total_comp, 0)  # would fix a traced size

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "error.h"
-#include "layout.h"
 #include "names.h"
 #include "tensors.h"
 
@@ -96,7 +95,7 @@ static int nothing_fits(const struct csa_bundle *bundle, const struct csa_target
 
 static int force(const struct csa_bundle *bundle, const struct csa_target *target, int32_t family,
                  const csa_args *a, const struct alignment *alignment, const char *name,
-                 const struct csa_schedule **row) {
+                 const struct csa_schedule **row, struct csa_layout *layout) {
   const struct csa_family *f = &bundle->families[family];
   int32_t variant = csa_bundle_variant(bundle, name);
   if (variant < 0 || !of_family(&bundle->variants[variant], f))
@@ -124,29 +123,27 @@ static int force(const struct csa_bundle *bundle, const struct csa_target *targe
     return csa_fail(CSA_ERROR_VALUE,
                     "variant=\"%s\" needs %d bytes of shared memory; a block of this device has %d",
                     name, shared, target->shared_limit);
-  struct csa_layout layout;
-  if (!csa_lay_out(v, *row, a, &layout))
+  if (!csa_lay_out(v, *row, a, layout))
     return csa_fail(CSA_ERROR_VALUE,
                     "variant=\"%s\" would need %lld blocks along the columns of head_dim %lld; a "
                     "grid has fewer",
-                    name, (long long)layout.column_tiles, (long long)a->head_dim);
+                    name, (long long)layout->column_tiles, (long long)a->head_dim);
   return CSA_OK;
 }
 
 int csa_choose(const struct csa_bundle *bundle, const struct csa_target *target,
                enum csa_operation operation, const csa_args *a, const char *variant,
-               const struct csa_schedule **row) {
+               const struct csa_schedule **row, struct csa_layout *layout) {
   struct alignment alignment = alignment_of(operation, a);
   int32_t family = csa_bundle_family(bundle, (int32_t)operation, a->ratio, a->coff, a->dtype);
-  if (variant != NULL) return force(bundle, target, family, a, &alignment, variant, row);
+  if (variant != NULL) return force(bundle, target, family, a, &alignment, variant, row, layout);
   int64_t element = csa_element_bytes(a->dtype), elements = a->rows * a->head_dim;
   int32_t cursor = target->first_row[family];
   while ((*row = next_row(bundle, target, family, &cursor)) != NULL) {
     const struct csa_variant *v = &bundle->variants[(*row)->variant];
-    struct csa_layout layout;
     if (within(*row, elements) && aligned(&alignment, v, element) &&
         shared_bytes(bundle, target, (*row)->variant) <= target->shared_limit &&
-        csa_lay_out(v, *row, a, &layout))
+        csa_lay_out(v, *row, a, layout))
       return CSA_OK;
   }
   return nothing_fits(bundle, target, family, a);

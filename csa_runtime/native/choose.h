@@ -4,14 +4,16 @@
 #define CSA_CHOOSE_H
 
 #include "csa_runtime.h"
+#include "layout.h"
 #include "target.h"
 
 /* The first row of forward or backward that size, alignment and shared memory allow; the first one
- * that names `variant` where that is not NULL, whatever the size. CSA_ERROR_VALUE where nothing can
- * serve the call; CSA_ERROR_ARCH where only another architecture's images could. */
+ * that names `variant` where that is not NULL, whatever the size; and its layout. CSA_ERROR_VALUE
+ * where nothing can serve the call; CSA_ERROR_ARCH where only another architecture's images could.
+ */
 int csa_choose(const struct csa_bundle *bundle, const struct csa_target *target,
                enum csa_operation operation, const csa_args *args, const char *variant,
-               const struct csa_schedule **row);
+               const struct csa_schedule **row, struct csa_layout *layout);
 
 /* The first row that finishes a backward with planes of so many elements, or CSA_ERROR_ARCH. */
 int csa_choose_finish(const struct csa_bundle *bundle, const struct csa_target *target,

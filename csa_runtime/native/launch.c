@@ -70,3 +70,10 @@ int csa_private_run(enum csa_operation operation, const csa_args *given, void *s
     return status;
   return csa_context_leave(&scope, launch_all(bundle, device, &plan, scope.context, stream));
 }
+
+int csa_private_capturing(void *stream) {
+  int capturing = CU_CAPTURE_STATUS_NONE;
+  return csa_driver_start() != CSA_OK ||
+         csa_cuda.stream_capturing(stream, &capturing) != CU_SUCCESS ||
+         capturing != CU_CAPTURE_STATUS_NONE;
+}

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "module.h"
 
+#include "torch_tensor.h"
+
 PyObject *csa_raise(int code) {
   const struct csa_failure *failure = csa_private_failure();
   if (code == CSA_ERROR_VALUE) {
@@ -35,26 +37,24 @@ static PyObject *none_or_raise(int code) {
   return Py_None;
 }
 
-static PyObject *launch(enum csa_operation operation, const char *function, PyObject *const *values,
-                        Py_ssize_t positional, PyObject *names) {
+static PyObject *launch(enum csa_operation operation, enum csa_called called, PyObject *positional,
+                        PyObject *keywords) {
   struct csa_call call;
-  if (csa_parse_call(function, values, positional, names, 0, &call) < 0) return NULL;
+  if (csa_parse_call(called, positional, keywords, &call) < 0) return NULL;
   PyThreadState *state = PyEval_SaveThread();
   int code = csa_private_run(operation, &call.args, call.stream, call.variant);
   PyEval_RestoreThread(state);
   return none_or_raise(code);
 }
 
-static PyObject *launch_forward(PyObject *self, PyObject *const *values, Py_ssize_t positional,
-                                PyObject *names) {
+static PyObject *launch_forward(PyObject *self, PyObject *positional, PyObject *keywords) {
   (void)self;
-  return launch(CSA_FORWARD, "launch_forward", values, positional, names);
+  return launch(CSA_FORWARD, CSA_CALLED_FORWARD, positional, keywords);
 }
 
-static PyObject *launch_backward(PyObject *self, PyObject *const *values, Py_ssize_t positional,
-                                 PyObject *names) {
+static PyObject *launch_backward(PyObject *self, PyObject *positional, PyObject *keywords) {
   (void)self;
-  return launch(CSA_BACKWARD, "launch_backward", values, positional, names);
+  return launch(CSA_BACKWARD, CSA_CALLED_BACKWARD, positional, keywords);
 }
 
 static PyObject *workspace_bytes(PyObject *self, PyObject *positional, PyObject *keywords) {
@@ -103,10 +103,10 @@ static PyObject *abi_version(PyObject *self, PyObject *unused) {
 #define ERRORS_HELP \
   "Raises ValueError before anything is launched, UnsupportedArch, DriverError or BundleError."
 
-#define FAST(function) (PyCFunction)(void (*)(void))(function)
+#define CALLABLE(function) (PyCFunction)(void (*)(void))(function)
 
 static PyMethodDef METHODS[] = {
-    {"launch_forward", FAST(launch_forward), METH_FASTCALL | METH_KEYWORDS,
+    {"launch_forward", CALLABLE(launch_forward), METH_VARARGS | METH_KEYWORDS,
      "launch_forward(*, device=0, ratio, coff, dtype, flags=0, tokens, segments, rows, head_dim, "
      "kv, score, ape=None, cu_seqlens, cu_seqlens_comp, out, kv_stride, score_stride, out_stride, "
      "stream=0, variant=None)\n--\n\n"
@@ -117,7 +117,7 @@ static PyMethodDef METHODS[] = {
      "...     cu_seqlens=cu.data_ptr(), cu_seqlens_comp=cu_comp.data_ptr(),\n"
      "...     kv_stride=128, score_stride=128, out_stride=128, "
      "stream=stream.cuda_stream)\n\n" ERRORS_HELP},
-    {"launch_backward", FAST(launch_backward), METH_FASTCALL | METH_KEYWORDS,
+    {"launch_backward", CALLABLE(launch_backward), METH_VARARGS | METH_KEYWORDS,
      "launch_backward(*, device=0, ratio, coff, dtype, flags=0, tokens, segments, rows, head_dim, "
      "kv, score, ape=None, cu_seqlens, cu_seqlens_comp, grad_out, grad_kv, grad_score, "
      "grad_ape=None, workspace=None, workspace_bytes=0, kv_stride, score_stride, grad_out_stride, "
@@ -133,17 +133,25 @@ static PyMethodDef METHODS[] = {
      "...     workspace=scratch.data_ptr(), workspace_bytes=need, kv_stride=128,\n"
      "...     score_stride=128, grad_out_stride=128, grad_kv_stride=128, "
      "grad_score_stride=128)\n\n" ERRORS_HELP},
-    {"backward_workspace_bytes", FAST(workspace_bytes), METH_VARARGS | METH_KEYWORDS,
+    {"backward_workspace_bytes", CALLABLE(workspace_bytes), METH_VARARGS | METH_KEYWORDS,
      "Bytes of workspace that suffice on every device and for every alignment; no driver."},
-    {"explain", FAST(csa_py_explain), METH_FASTCALL | METH_KEYWORDS,
+    {"explain", CALLABLE(csa_py_explain), METH_VARARGS | METH_KEYWORDS,
      "What a call would launch; with compute_capability, without a driver."},
-    {"load", FAST(load), METH_VARARGS | METH_KEYWORDS,
+    {"load", CALLABLE(load), METH_VARARGS | METH_KEYWORDS,
      "Load and finish every kernel of a device's architecture (-1: the current one), in the "
      "primary and the current context."},
     {"bundle_info", csa_py_bundle_info, METH_NOARGS, "What the bundle in use holds; no driver."},
     {"driver_info", csa_py_driver_info, METH_NOARGS, "The driver and its devices; starts it."},
     {"launch_counts", csa_py_launch_counts, METH_NOARGS,
      "Successful launches of each (variant, architecture) so far, where there were any."},
+    {"bind_torch", CALLABLE(csa_py_bind_torch), METH_FASTCALL,
+     "Say what torch's tensors are: (Tensor, Parameter, exchange API, current raw stream)."},
+    {"torch_forward", CALLABLE(csa_py_torch_forward), METH_FASTCALL,
+     "compressor_forward's arguments in order, on torch tensors; None: not a usual call."},
+    {"torch_backward", CALLABLE(csa_py_torch_backward), METH_FASTCALL,
+     "compressor_backward's arrays, ratio and coff, and whether grad_ape is wanted; as above."},
+    {"torch_usual", CALLABLE(csa_py_torch_usual), METH_FASTCALL,
+     "Whether all of these are torch's own tensors with memory on a GPU."},
     {"abi_version", abi_version, METH_NOARGS, "CSA_ABI_VERSION of libcsa_runtime.so."},
     {NULL, NULL, 0, NULL},
 };

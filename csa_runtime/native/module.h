@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The Python module _native: conversions only, no logic. Limited API, Python 3.10 and up. */
+/* The Python module _native: conversions, and the checks of the usual call on torch's tensors.
+ * Limited API, Python 3.10 and up. */
 #ifndef CSA_MODULE_H
 #define CSA_MODULE_H
 
@@ -23,17 +24,26 @@ struct csa_call {
 /* Create the interned keyword names; 0 or -1 with an exception. */
 int csa_keywords_init(void);
 
-/* Parse a METH_FASTCALL | METH_KEYWORDS call whose keywords are csa_args' fields, stream and
- * variant, and for `explaining` also compute_capability, shared_limit and operation, the latter
- * positionally too. Returns 0, or -1 with an exception. */
-int csa_parse_call(const char *function, PyObject *const *values, Py_ssize_t positional,
-                   PyObject *names, int explaining, struct csa_call *call);
+enum csa_called { CSA_CALLED_FORWARD, CSA_CALLED_BACKWARD, CSA_CALLED_EXPLAIN, CSA_CALLED_COUNT };
+
+/* Parse a call whose keywords are csa_args' fields, stream and variant, and for explain also
+ * compute_capability, shared_limit and operation, the latter positionally too. Returns 0, or -1
+ * with an exception.
+ *
+ * The functions so called are METH_VARARGS | METH_KEYWORDS: for more than 15 keywords the
+ * interpreter makes a dictionary anyway, which METH_FASTCALL would have it take apart again. */
+int csa_parse_call(enum csa_called called, PyObject *positional, PyObject *keywords,
+                   struct csa_call *call);
 
 /* The functions that report rather than launch. */
-PyObject *csa_py_explain(PyObject *self, PyObject *const *values, Py_ssize_t positional,
-                         PyObject *names);
+PyObject *csa_py_explain(PyObject *self, PyObject *positional, PyObject *keywords);
 PyObject *csa_py_bundle_info(PyObject *self, PyObject *unused);
 PyObject *csa_py_driver_info(PyObject *self, PyObject *unused);
 PyObject *csa_py_launch_counts(PyObject *self, PyObject *unused);
+
+/* The functions that take torch's tensors; they return None for a call that is not theirs. */
+PyObject *csa_py_torch_forward(PyObject *self, PyObject *const *values, Py_ssize_t count);
+PyObject *csa_py_torch_backward(PyObject *self, PyObject *const *values, Py_ssize_t count);
+PyObject *csa_py_torch_usual(PyObject *self, PyObject *const *values, Py_ssize_t count);
 
 #endif

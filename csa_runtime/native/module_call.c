@@ -5,6 +5,8 @@
 
 #include "module.h"
 
+static const char *const FUNCTIONS[] = {"launch_forward", "launch_backward", "explain"};
+
 enum kind { POINTER, INT64, INT32, STREAM, VARIANT, CAPABILITY, SHARED_LIMIT, OPERATION };
 
 static const struct field {
@@ -67,23 +69,26 @@ static int find(PyObject *name, int count) {
   return -1;
 }
 
-/* The field that the i-th keyword of the latest call meant: nearly always this call's too, since a
- * call site passes the same keywords in the same order. The interpreter's lock guards it. */
-static uint8_t latest[FIELD_COUNT];
+/* For each function, the field that the i-th keyword of its latest call meant: nearly always this
+ * call's too. The interpreter's lock guards it. */
+static uint8_t latest[CSA_CALLED_COUNT][FIELD_COUNT];
 
 /* The field of keyword `i`, or NULL with an exception. */
-static const struct field *field_of(const char *function, PyObject *name, Py_ssize_t i,
-                                    int explaining) {
-  if (i < FIELD_COUNT && interned[latest[i]] == name &&
-      (explaining || latest[i] < LAUNCH_FIELD_COUNT))
-    return &FIELDS[latest[i]];
-  int index = find(name, explaining ? FIELD_COUNT : LAUNCH_FIELD_COUNT);
+static const struct field *field_of(enum csa_called called, PyObject *name, int i) {
+  uint8_t *fields = latest[called];
+  if (i < FIELD_COUNT && interned[fields[i]] == name) return &FIELDS[fields[i]];
+  int index = -1;
+  if (PyUnicode_Check(name))
+    index = find(name, called == CSA_CALLED_EXPLAIN ? FIELD_COUNT : LAUNCH_FIELD_COUNT);
+  else
+    PyErr_SetString(PyExc_TypeError, "keywords must be strings");
   if (index >= 0) {
-    if (i < FIELD_COUNT) latest[i] = (uint8_t)index;
+    if (i < FIELD_COUNT) fields[i] = (uint8_t)index;
     return &FIELDS[index];
   }
   if (!PyErr_Occurred())
-    PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument %R", function, name);
+    PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument %R", FUNCTIONS[called],
+                 name);
   return NULL;
 }
 
@@ -181,39 +186,47 @@ static int assign(const struct field *field, PyObject *value, struct csa_call *c
   return 0;
 }
 
-/* The usual case, a positive integer that fits, without the checks of `assign`; 0 if it is not. */
+_Static_assert(sizeof(long) == 8, "a long holds every field");
+
+/* The usual case, a positive integer that fits, without the checks of `assign`; 0 if it is not.
+ * PyLong_AsLongAndOverflow reads an address in a third of PyLong_AsLongLong's time. */
 static inline int assign_plain(const struct field *field, PyObject *value, struct csa_call *call) {
-  if (field->kind > INT32 || value == Py_None) return 0;
-  long long number = PyLong_AsLongLong(value);
+  if (field->kind > STREAM || value == Py_None) return 0;
+  int overflow;
+  long number = PyLong_AsLongAndOverflow(value, &overflow);
   if (number <= 0) {
     if (number == -1) PyErr_Clear();
     return number == 0; /* as it is already */
   }
-  if (field->kind == INT32 && number > INT32_MAX) return 0;
   char *at = (char *)&call->args + field->offset;
-  if (field->kind == INT32)
-    memcpy(at, &(int32_t){(int32_t)number}, 4);
+  if (field->kind == STREAM)
+    call->stream = (void *)number;
+  else if (field->kind != INT32)
+    memcpy(at, &number, 8);
+  else if (number > INT32_MAX)
+    return 0;
   else
-    memcpy(at, &(int64_t){number}, 8);
+    memcpy(at, &(int32_t){(int32_t)number}, 4);
   return 1;
 }
 
-int csa_parse_call(const char *function, PyObject *const *values, Py_ssize_t positional,
-                   PyObject *names, int explaining, struct csa_call *call) {
+int csa_parse_call(enum csa_called called, PyObject *positional, PyObject *keywords,
+                   struct csa_call *call) {
   memset(call, 0, sizeof *call);
   call->args.size = sizeof call->args;
   call->capability = -1;
-  if (explaining && positional == 1) {
-    call->operation = values[0];
-  } else if (positional != 0) {
-    PyErr_Format(PyExc_TypeError, "%s() takes keyword arguments only", function);
+  Py_ssize_t count = PyTuple_Size(positional);
+  if (called == CSA_CALLED_EXPLAIN && count == 1) {
+    call->operation = PyTuple_GetItem(positional, 0);
+  } else if (count != 0) {
+    PyErr_Format(PyExc_TypeError, "%s() takes keyword arguments only", FUNCTIONS[called]);
     return -1;
   }
-  Py_ssize_t count = names != NULL ? PyTuple_Size(names) : 0;
-  for (Py_ssize_t i = 0; i < count; i++) {
-    const struct field *field = field_of(function, PyTuple_GetItem(names, i), i, explaining);
+  PyObject *name, *value;
+  Py_ssize_t position = 0;
+  for (int i = 0; keywords != NULL && PyDict_Next(keywords, &position, &name, &value); i++) {
+    const struct field *field = field_of(called, name, i);
     if (field == NULL) return -1;
-    PyObject *value = values[positional + i];
     if (!assign_plain(field, value, call) && assign(field, value, call) < 0) return -1;
   }
   return 0;

@@ -78,13 +78,12 @@ int csa_plan_make(const struct csa_bundle *bundle, const struct csa_target *targ
                   enum csa_operation operation, const csa_args *a, const char *variant,
                   struct csa_plan *plan) {
   const struct csa_schedule *row, *finish = NULL;
-  int status = csa_choose(bundle, target, operation, a, variant, &row);
+  struct csa_layout l;
+  int status = csa_choose(bundle, target, operation, a, variant, &row, &l);
   if (status == CSA_OK && operation == CSA_BACKWARD)
     status = csa_choose_finish(bundle, target, csa_plane_elements(a), &finish);
   if (status != CSA_OK) return status;
 
-  struct csa_layout l;
-  csa_lay_out(&bundle->variants[row->variant], row, a, &l);
   plan->variant = row->variant;
   plan->image = target->images[row->variant];
   plan->lanes_log2 = l.lanes_log2;

@@ -12,6 +12,9 @@
 CSA_API int csa_private_run(enum csa_operation operation, const csa_args *args, void *stream,
                             const char *variant);
 
+/* Whether the stream is under capture, or may be as far as the driver tells. */
+CSA_API int csa_private_capturing(void *stream);
+
 struct csa_explanation {
   const struct csa_bundle *bundle;
   int32_t arch, capability, shared_limit;

@@ -34,6 +34,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """What happened, in order; streams are their handles."""
     events: Log = []
 
+    def external(handle: int, device: Any) -> int:
+        return 0xBAD if handle in (0, 1) else handle
+
     @contextmanager
     def stream(handle: Any) -> Iterator[None]:
         events.append(("enter", handle))
@@ -43,7 +46,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     owner = SimpleNamespace(current_stream=lambda _: CURRENT, capturing=lambda _, s: s == 0xCA0)
     monkeypatch.setattr(compat_streams, "library", lambda _: owner)
     monkeypatch.setattr(compat_streams, "library_of", lambda _: "torch")
-    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: handle)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", external)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: CURRENT)
     monkeypatch.setattr(torch.cuda, "stream", stream)
     return events
@@ -66,9 +70,10 @@ def test_a_foreign_stream_is_made_current_and_both_keep_what_they_use(log: Log) 
     assert sorted(log[3:]) == [("kv", 0xF00), ("out", CURRENT), ("score", 0xF00)]
 
 
-def test_the_legacy_default_has_the_handle_torch_knows(log: Log) -> None:
-    """Handle 1 names the same stream as 0."""
-    run(log, 1)
+@pytest.mark.parametrize("handle", [0, 1])
+def test_the_legacy_default_is_torchs_own_object_for_it(log: Log, handle: int) -> None:
+    """Of an external stream's handles torch takes neither for the legacy default."""
+    run(log, handle)
     assert log[0] == ("enter", 0)
 
 

@@ -15,6 +15,11 @@ KV = SimpleNamespace(
 )
 
 
+def external(handle: int, device: Any) -> int:
+    """Like torch's: what it takes for no handle, or for one of its pool, is another stream."""
+    return 0xBAD if handle in (0, 1) else handle
+
+
 def owner(log: list[Any], *, capturing: bool = False, current: int = CURRENT) -> Torch:
     """The library over a torch that logs streams entered, memory taken and streams recorded."""
 
@@ -34,7 +39,8 @@ def owner(log: list[Any], *, capturing: bool = False, current: int = CURRENT) ->
     found.torch = SimpleNamespace(
         empty=empty,
         cuda=SimpleNamespace(
-            ExternalStream=lambda handle, device: handle,
+            default_stream=lambda device: 0,
+            ExternalStream=external,
             stream=stream,
             current_stream=lambda device: current,
             current_device=lambda: 0,
@@ -60,13 +66,14 @@ def test_another_streams_memory_is_taken_on_it_and_the_current_one_recorded() ->
     assert log[-1] == ("record", CURRENT)
 
 
-def test_one_is_the_legacy_default_stream_which_torch_knows_as_zero() -> None:
+@pytest.mark.parametrize("handle", [0, 1])
+def test_the_legacy_default_stream_is_torchs_own_object_for_it(handle: int) -> None:
     log: list[Any] = []
-    owner(log).empty(KV, (4,), None, 1)
+    owner(log).empty(KV, (4,), None, handle)
     taken = log.index("empty")
     assert log[taken - 1 : taken + 2] == [("enter", 0), "empty", ("exit", 0)]
     log.clear()
-    owner(log, current=0).empty(KV, (4,), None, 1)
+    owner(log, current=0).empty(KV, (4,), None, handle)
     assert log == ["empty"]
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import csa_runtime
+from csa_runtime import ops
 from csa_runtime.torch import compressor
 from gpu import harness, tally
 from gpu.problems import CONFIGS
@@ -106,3 +107,24 @@ def test_gradients_reach_a_side_stream() -> None:
         compressor(*mine.inputs, **mine.options).backward(mine.grad_out)
     side.synchronize()
     assert_gradients(mine, pack)
+
+
+def test_the_native_module_serves_usual_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a torch that describes its tensors to C; results are those of the way through Python."""
+    pack = random_pack(SEGMENTS, ratio=4, coff=2, head_dim=128, device="cuda")
+    rows = {"total_comp": pack.total_comp}
+    csa_runtime.compressor_forward(*pack.inputs, **pack.options, **rows)
+    served = []
+    for name in ("torch_forward", "torch_backward"):
+        own = getattr(ops, name)
+        monkeypatch.setattr(ops, name, lambda *a, own=own: served.append(own(*a)) or served[-1])
+    found = csa_runtime.compressor_forward(*pack.inputs, **pack.options, **rows)
+    gradients = csa_runtime.compressor_backward(*pack.inputs, pack.grad_out, **pack.options)
+    native = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    assert [made is not None for made in served] == [native, native]
+    for name in ("torch_forward", "torch_backward"):
+        monkeypatch.setattr(ops, name, lambda *_: None)
+    assert torch.equal(found, csa_runtime.compressor_forward(*pack.inputs, **pack.options, **rows))
+    others = csa_runtime.compressor_backward(*pack.inputs, pack.grad_out, **pack.options)
+    for one, two in zip(gradients, others, strict=True):
+        assert torch.equal(one, two)
