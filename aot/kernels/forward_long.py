@@ -98,7 +98,7 @@ def _pool(
     tensors: tuple[Matrix, Matrix, cute.Pointer],
     sums: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
 ) -> None:
-    """Folds a run of positions, the first one's token, APE row and packed column given, into `sums`.
+    """Folds a run of positions into `sums`; token, APE row and packed column are its first one's.
 
     initial: whether `sums` hold nothing yet. tensors: score, kv and ape.
     """
