@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What backward leaves to a second launch: the sum of its partial planes, and zeros.
 
-The first `fill_ctas` blocks write the zeros of tokens that no row pools. Each of the others owns
+The last `fill_ctas` blocks write the zeros of tokens that no row pools. Each of the others owns
 `columns` elements of grad_ape, with `lanes` threads for each: a lane takes every lanes-th plane,
 then the lanes' sums are added in ascending order.
 """
@@ -50,15 +50,17 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     ) -> None:
         thread, _, _ = arch.thread_idx()
         block, _, _ = arch.block_idx()
-        if block < fill_ctas:
+        blocks, _, _ = arch.grid_dim()
+        zeros = block - (blocks - fill_ctas)  # the planes come first: they take longer
+        if zeros >= 0:
             pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
             to_kv = Matrix(grad_kv, grad_kv_stride)
             to_score = Matrix(grad_score, grad_score_stride)
             width = head_dim * coff
-            zero_unpooled(variant.threads, block, fill_ctas, pack, to_kv, to_score, width, ratio)
+            zero_unpooled(variant.threads, zeros, fill_ctas, pack, to_kv, to_score, width, ratio)
         else:
             column, lane = thread % columns, thread // columns
-            element = Int64(block - fill_ctas) * columns + column
+            element = Int64(block) * columns + column
             total = Float32(0.0)
             if element < plane_elements:
                 source = workspace + (lane * plane_elements + element)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forward for windows that fit in registers: one thread owns one row and a few columns.
 
-All loads of a window are issued before the first use.
+All loads of a window are issued before the first use, at addresses that are valid for every thread,
+so no branch stands between the prefix search and the loads.
 """
 
 from typing import Any
@@ -18,6 +19,7 @@ from aot.kernels.memory import Matrix
 from aot.kernels.ptx import select
 from aot.kernels.segments import LOG2_WARP, WARP, Pack, find_row
 from aot.kernels.window import Window
+from aot.kernels.window_slots import KV, SCORE, WindowSlots, start_row
 from aot.variants import Variant
 
 # What makes a sum of cheap exponentials times values exact enough; see `_pool`.
@@ -61,51 +63,85 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         block_row = Uint32(row_block) * ((Uint32(threads) >> Uint32(lanes_log2)) * each)
         wanted_row = block_row + Uint32(thread >> lanes_log2) * each
         warp_row = min(block_row + Uint32((thread & -WARP) >> lanes_log2) * each, last_row)
-        sought = min(warp_row + Uint32(arch.lane_idx()) if each > 1 else wanted_row, last_row)
-        several = Boolean(True) if each > 1 else lanes_log2 < LOG2_WARP
-        warp_row = Int32(warp_row)
-        found, is_first, _ = find_row(
-            pack, Int32(sought), warp_row, several, pack.glance(warp_row), pack.real_rows(),
-            window.ratio,
-        )  # fmt: skip
-        for _ in cutlass.range(each, unroll=1):
-            row = Int32(min(wanted_row, last_row))
-            token, first = found, is_first
-            if cutlass.const_expr(each > 1):
-                token = arch.shuffle_sync(found, row - warp_row)
-                first = arch.shuffle_sync(is_first, row - warp_row)
-            word = _pool_row(window, variant.once, first, kv, score, ape, token, head_dim, column)
-            if (wanted_row <= last_row) & (wanted_column < head_dim):
+        active_columns = wanted_column < head_dim
+        if cutlass.const_expr(each == 1):
+            bias = window.load_ape(ape, head_dim, column)
+            row, warp_row = Int32(min(wanted_row, last_row)), Int32(warp_row)
+            several = lanes_log2 < LOG2_WARP
+            token, first, _ = find_row(
+                pack, row, warp_row, several, pack.glance(warp_row), pack.real_rows(), window.ratio
+            )
+            kv_words = window.load(kv, token, first, head_dim, column, variant.once)
+            score_words = window.load(score, token, first, head_dim, column, variant.once)
+            word = _pool_row(window, first, kv_words, score_words, bias)
+            if (wanted_row <= last_row) & active_columns:
                 arch.store(out.at(row, column), word)
-            wanted_row = wanted_row + 1
+        else:
+            pool_rows(
+                WindowSlots.allocate(window, threads), window, each, pack, wanted_row, Int32(warp_row), last_row, kv, score, ape, out,
+                head_dim, column, active_columns,
+            )  # fmt: skip
 
     return launchable(forward, variant)
 
 
 @cute.jit
-def _pool_row(
+def pool_rows(
+    slots: WindowSlots,
     window: cutlass.Constexpr,
-    once: cutlass.Constexpr,
-    first: Int32,
+    each: cutlass.Constexpr,
+    pack: Pack,
+    wanted_row: Uint32,
+    warp_row: Int32,
+    last_row: Uint32,
     kv: Matrix,
     score: Matrix,
     ape: cute.Pointer,
-    token: Int32,
+    out: Matrix,
     head_dim: Int32,
     column: Int32,
+    active_columns: Boolean,
+) -> None:
+    """Pools a thread's `each` rows from `wanted_row` on; one travels while the one before computes.
+
+    The warp's lanes look up one of its rows each.
+    """
+    sought = Int32(min(Uint32(warp_row) + Uint32(arch.lane_idx()), last_row))
+    places = find_row(
+        pack, sought, warp_row, Boolean(True), pack.glance(warp_row), pack.real_rows(),
+        window.ratio,
+    )  # fmt: skip
+    row = Int32(min(wanted_row, last_row))
+    first = arch.shuffle_sync(places[1], row - warp_row)
+    token = arch.shuffle_sync(places[0], row - warp_row)
+    start_row(slots, window, kv, score, token, first, head_dim, column)
+    for turn in cutlass.range(each, unroll=1):
+        arch.cp_async_wait_group(0)
+        kv_words, score_words = slots.read(KV), slots.read(SCORE)
+        following = Int32(min(wanted_row + 1, last_row))
+        lane = (following - warp_row) % WARP
+        token = arch.shuffle_sync(places[0], lane)
+        next_first = arch.shuffle_sync(places[1], lane)
+        if turn < each - 1:
+            start_row(slots, window, kv, score, token, next_first, head_dim, column)
+        bias = window.load_ape(ape, head_dim, column)
+        word = _pool_row(window, first, kv_words, score_words, bias)
+        if (wanted_row <= last_row) & active_columns:
+            arch.store(out.at(row, column), word)
+        first, row = next_first, following
+        wanted_row = wanted_row + 1
+
+
+@cute.jit
+def _pool_row(
+    window: cutlass.Constexpr, first: Int32, kv_words: list, score_words: list, bias: list
 ) -> Any:
-    """The pooled columns as one word. A first block loads and pools its own half alone."""
+    """The pooled columns as one word. A first block pools its own half alone."""
     word = bf16.WORD[window.columns](0)
-    bias = window.load_ape(ape, head_dim, column)
     if (window.coff == 2) & (first != 0):
-        own = cutlass.const_expr(range(window.positions - window.ratio, window.positions))
-        kv_words = window.load_some(own, kv, token, head_dim, column, once)
-        score_words = window.load_some(own, score, token, head_dim, column, once)
-        word = _pool_positions(window, score_words, kv_words, bias[own.start :])
+        own = cutlass.const_expr(window.positions - window.ratio)
+        word = _pool_positions(window, score_words[own:], kv_words[own:], bias[own:])
     else:
-        every = cutlass.const_expr(range(window.positions))
-        kv_words = window.load_some(every, kv, token, head_dim, column, once)
-        score_words = window.load_some(every, score, token, head_dim, column, once)
         word = _pool_positions(window, score_words, kv_words, bias)
     return word
 

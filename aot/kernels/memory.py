@@ -37,6 +37,11 @@ def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
     return arch.load(address, WORD[columns], sem="relaxed", scope="cta", **hints)
 
 
+def load_often(address: cute.Pointer) -> Int32:
+    """What other warps of the multiprocessor ask for, too: the first-level cache keeps it."""
+    return arch.load(address, Int32, level1_eviction_priority="evict_last")
+
+
 def load_word_once(address: cute.Pointer, columns: int) -> Any:
     """`load_word` of what nobody reads again: it leaves the first-level cache to the APE."""
     return load_word(address, columns, level1_eviction_priority="evict_no_allocate")
@@ -114,9 +119,10 @@ def zero_16(address: cute.Pointer) -> None:
 def copy_async(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
     """Starts copying 4, 8 or 16 bytes, both ends aligned, from global to shared memory.
 
-    16 bytes pass by the first-level cache.
+    16 bytes pass by the first-level cache, and the second-level one fetches the 128 that they lie
+    in, for the block of the next columns.
     """
-    cache = "cg.shared.global" if size == 16 else "ca.shared.global"
+    cache = "cg.shared.global.L2::128B" if size == 16 else "ca.shared.global"
     arch.inline_ptx(
         f"cp.async.{cache} [{{$r0}}], [{{$r1}}], {size};",
         read_only_args=[target, source],

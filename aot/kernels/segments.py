@@ -13,6 +13,7 @@ from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
+from aot.kernels.memory import load_often
 from aot.kernels.ptx import select
 
 WARP = 32
@@ -98,7 +99,7 @@ def _load_lane(
     prefixes: cute.Pointer, others: cute.Pointer, segments: Int32, begin: Int32
 ) -> tuple[Int32, Int32]:
     index = of_lane(begin, segments)
-    return arch.load(prefixes + index, Int32), arch.load(others + index, Int32)
+    return load_often(prefixes + index), load_often(others + index)
 
 
 @cute.jit

@@ -50,8 +50,13 @@ class Window:
         first: Int32,
         head_dim: Int32,
         column: Int32,
+        once: bool = False,
     ) -> list:
-        """One word of `columns` elements per position; the first block's previous half is junk."""
+        """One word of `columns` elements per position; the first block's previous half is junk.
+
+        once: whether to load past the first-level cache.
+        """
+        load = load_word_once if once else load_word
         own = tensor.at(token, self.column(self.positions - 1, head_dim, column))
         previous = own
         if cutlass.const_expr(self.coff == 2):
@@ -61,29 +66,7 @@ class Window:
         for position in range(self.positions):
             base = previous if self.previous(position) else own
             address = base + (position % self.ratio) * tensor.stride
-            words.append(load_word(address, self.columns))
-        return words
-
-    def load_some(
-        self,
-        positions: range,
-        tensor: Matrix,
-        token: Int32,
-        head_dim: Int32,
-        column: Int32,
-        once: bool,
-    ) -> list:
-        """One word of `columns` elements for each of these positions, which exist.
-
-        once: whether to load past the first-level cache.
-        """
-        own = tensor.at(token, self.column(self.positions - 1, head_dim, column))
-        previous = own - (self.ratio * tensor.stride + head_dim)
-        load = load_word_once if once else load_word
-        words = []
-        for position in positions:
-            base = previous if self.previous(position) else own
-            words.append(load(base + (position % self.ratio) * tensor.stride, self.columns))
+            words.append(load(address, self.columns))
         return words
 
     def erase_missing(self, first: Int32, kv_words: list, score_words: list) -> tuple[list, list]:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Zeros for the gradients of tokens that lie in no computed row's block.
 
-Every token is looked at, each by one thread, and the warps of a block then write in turn what its
-tokens need. So the cost of finding the tokens does not depend on where they are, and long gaps are
-shared out over all warps of all blocks.
+Where there are such tokens, every token is looked at, each by one lane; a warp then writes together
+what its 32 tokens need. So the cost of finding them does not depend on where they are, and long
+gaps are shared out over all blocks.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint16
 from cutlass.cute import arch
 
 from aot.kernels.memory import Matrix, store_f32
@@ -30,34 +30,24 @@ def zero_unpooled(
 ) -> None:
     """Block `block` of `blocks` does its share of all tokens, `width` columns each."""
     thread, _, _ = arch.thread_idx()
-    lane, warp = arch.lane_idx(), thread // WARP
-    warps = cutlass.const_expr(threads // WARP)
+    lane = arch.lane_idx()
     wide = _all_multiples_of_wide(grad_kv, grad_score, width)
-    unpooled = arch.alloc_smem(Uint32, warps)  # a bit a token of the block
-    base = Int64(block) * threads
+    base = Int64(block) * threads + (thread & -WARP)
+    if Int64(min(pack.real_rows(), pack.rows)) * ratio >= pack.tokens:
+        base = Int64(pack.tokens)  # the blocks fill the pack
     while base < pack.tokens:
-        token = Int32(min(base + thread, Int64(pack.tokens) - 1))
-        warp_token = Int32(min(base + (thread & -WARP), Int64(pack.tokens) - 1))
-        pooled = _is_pooled(pack, ratio, warp_token, token)
-        mine = arch.vote_ballot_sync((base + thread < pack.tokens) & ~pooled)
-        if lane == 0:
-            arch.store(unpooled + warp, Uint32(mine), ss="cta")
-        arch.sync_threads()
-        turn = Int32(0)
-        for word in cutlass.range(warps, unroll=1):
-            pending = Int32(arch.load(unpooled + word, Uint32, ss="cta"))
-            while pending != 0:
-                if turn % warps == warp:
-                    row = base + (word * WARP + arch.popc((pending & -pending) - 1))
-                    to_kv = grad_kv.base + row * grad_kv.stride
-                    to_score = grad_score.base + row * grad_score.stride
-                    if wide:
-                        _zero(to_kv, to_score, width, lane, WIDE)
-                    else:
-                        _zero(to_kv, to_score, width, lane, 1)
-                pending = pending & (pending - 1)
-                turn = turn + 1
-        arch.sync_threads()
+        token = Int32(min(base + lane, Int64(pack.tokens) - 1))
+        pooled = _is_pooled(pack, ratio, Int32(base), token)
+        pending = arch.vote_ballot_sync((base + lane < pack.tokens) & ~pooled)
+        while pending != 0:
+            row = base + arch.popc((pending & -pending) - 1)
+            pending = pending & (pending - 1)
+            to_kv = grad_kv.base + row * grad_kv.stride
+            to_score = grad_score.base + row * grad_score.stride
+            if wide:
+                _zero(to_kv, to_score, width, lane, WIDE)
+            else:
+                _zero(to_kv, to_score, width, lane, 1)
         base = base + Int64(blocks) * threads
 
 
