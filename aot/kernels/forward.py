@@ -19,7 +19,6 @@ from aot.kernels.memory import Matrix
 from aot.kernels.ptx import select
 from aot.kernels.segments import LOG2_WARP, WARP, Pack, find_row
 from aot.kernels.window import Window
-from aot.kernels.window_slots import KV, SCORE, WindowSlots, start_row
 from aot.variants import Variant
 
 # What makes a sum of cheap exponentials times values exact enough; see `_pool`.
@@ -78,7 +77,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                 arch.store(out.at(row, column), word)
         else:
             pool_rows(
-                WindowSlots.allocate(window, threads), window, each, pack, wanted_row, Int32(warp_row), last_row, kv, score, ape, out,
+                window, each, variant.once, pack, wanted_row, Int32(warp_row), last_row, kv, score, ape, out,
                 head_dim, column, active_columns,
             )  # fmt: skip
 
@@ -87,9 +86,9 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
 
 @cute.jit
 def pool_rows(
-    slots: WindowSlots,
     window: cutlass.Constexpr,
     each: cutlass.Constexpr,
+    once: cutlass.Constexpr,
     pack: Pack,
     wanted_row: Uint32,
     warp_row: Int32,
@@ -102,33 +101,31 @@ def pool_rows(
     column: Int32,
     active_columns: Boolean,
 ) -> None:
-    """Pools a thread's `each` rows from `wanted_row` on; one travels while the one before computes.
-
-    The warp's lanes look up one of its rows each.
-    """
+    """Pools a thread's `each` rows from `wanted_row` on. The warp's lanes look one up each."""
     sought = Int32(min(Uint32(warp_row) + Uint32(arch.lane_idx()), last_row))
     places = find_row(
         pack, sought, warp_row, Boolean(True), pack.glance(warp_row), pack.real_rows(),
         window.ratio,
     )  # fmt: skip
-    row = Int32(min(wanted_row, last_row))
-    first = arch.shuffle_sync(places[1], row - warp_row)
-    token = arch.shuffle_sync(places[0], row - warp_row)
-    start_row(slots, window, kv, score, token, first, head_dim, column)
-    for turn in cutlass.range(each, unroll=1):
-        arch.cp_async_wait_group(0)
-        kv_words, score_words = slots.read(KV), slots.read(SCORE)
-        following = Int32(min(wanted_row + 1, last_row))
-        lane = (following - warp_row) % WARP
+    for _ in cutlass.range(each, unroll=1):
+        row = Int32(min(wanted_row, last_row))
+        lane = (row - warp_row) % WARP
         token = arch.shuffle_sync(places[0], lane)
-        next_first = arch.shuffle_sync(places[1], lane)
-        if turn < each - 1:
-            start_row(slots, window, kv, score, token, next_first, head_dim, column)
+        first = arch.shuffle_sync(places[1], lane)
         bias = window.load_ape(ape, head_dim, column)
-        word = _pool_row(window, first, kv_words, score_words, bias)
+        word = bf16.WORD[window.columns](0)
+        if (window.coff == 2) & (first != 0):
+            own = cutlass.const_expr(range(window.positions - window.ratio, window.positions))
+            kv_words = window.load_some(own, kv, token, head_dim, column, once)
+            score_words = window.load_some(own, score, token, head_dim, column, once)
+            word = _pool_positions(window, score_words, kv_words, bias[own.start :])
+        else:
+            every = cutlass.const_expr(range(window.positions))
+            kv_words = window.load_some(every, kv, token, head_dim, column, once)
+            score_words = window.load_some(every, score, token, head_dim, column, once)
+            word = _pool_positions(window, score_words, kv_words, bias)
         if (wanted_row <= last_row) & active_columns:
             arch.store(out.at(row, column), word)
-        first, row = next_first, following
         wanted_row = wanted_row + 1
 
 

@@ -37,11 +37,6 @@ def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
     return arch.load(address, WORD[columns], sem="relaxed", scope="cta", **hints)
 
 
-def load_often(address: cute.Pointer) -> Int32:
-    """What other warps of the multiprocessor ask for, too: the first-level cache keeps it."""
-    return arch.load(address, Int32, level1_eviction_priority="evict_last")
-
-
 def load_word_once(address: cute.Pointer, columns: int) -> Any:
     """`load_word` of what nobody reads again: it leaves the first-level cache to the APE."""
     return load_word(address, columns, level1_eviction_priority="evict_no_allocate")

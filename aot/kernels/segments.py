@@ -13,7 +13,6 @@ from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
-from aot.kernels.memory import load_often
 from aot.kernels.ptx import select
 
 WARP = 32
@@ -99,7 +98,7 @@ def _load_lane(
     prefixes: cute.Pointer, others: cute.Pointer, segments: Int32, begin: Int32
 ) -> tuple[Int32, Int32]:
     index = of_lane(begin, segments)
-    return load_often(prefixes + index), load_often(others + index)
+    return arch.load(prefixes + index, Int32), arch.load(others + index, Int32)
 
 
 @cute.jit
@@ -116,14 +115,17 @@ def settle(
 
     Returns the place among the 32 (those of the lanes now), their first, and the lane's two.
     """
-    passed = arch.popc(arch.vote_ballot_sync(prefix <= value))
-    before = (passed == 0) & (begin > 0)
-    behind = (passed == WARP) & (begin + WARP <= segments)
-    # By a vote, so that the compiler knows that the warp stays together.
-    if arch.vote_any_sync(before | behind):
-        begin = search(prefixes, segments, value)
-        passed = Int32(1)
-        prefix, other = _load_lane(prefixes, others, segments, begin)
+    passed = Int32(1)
+    if segments > 1:
+        passed = arch.popc(arch.vote_ballot_sync(prefix <= value))
+    if segments >= WARP:
+        before = (passed == 0) & (begin > 0)
+        behind = (passed == WARP) & (begin + WARP <= segments)
+        # By a vote, so that the compiler knows that the warp stays together.
+        if arch.vote_any_sync(before | behind):
+            begin = search(prefixes, segments, value)
+            passed = Int32(1)
+            prefix, other = _load_lane(prefixes, others, segments, begin)
     return max(passed - 1, 0), begin, prefix, other
 
 

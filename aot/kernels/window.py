@@ -69,6 +69,25 @@ class Window:
             words.append(load(address, self.columns))
         return words
 
+    def load_some(
+        self,
+        positions: range,
+        tensor: Matrix,
+        token: Int32,
+        head_dim: Int32,
+        column: Int32,
+        once: bool,
+    ) -> list:
+        """As `load`, of these positions, which exist."""
+        own = tensor.at(token, self.column(self.positions - 1, head_dim, column))
+        previous = own - (self.ratio * tensor.stride + head_dim)
+        load = load_word_once if once else load_word
+        words = []
+        for position in positions:
+            base = previous if self.previous(position) else own
+            words.append(load(base + (position % self.ratio) * tensor.stride, self.columns))
+        return words
+
     def erase_missing(self, first: Int32, kv_words: list, score_words: list) -> tuple[list, list]:
         """(kv words, score words), 0 and -inf where a first block has no position."""
         if self.coff == 1:
