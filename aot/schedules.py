@@ -51,8 +51,6 @@ def _short(ratio: int, coff: int) -> tuple[Row, ...]:
         (forward + "4", moving(50), 7, 0, 0, "8.4 us, past the first-level cache 10.2, at 36 MB"),
         (forward + "2_once", moving(400), 7, 0, 0, "65 us in 1 or 512 segments, 4 columns 68, 72"),
         (forward + "4_n4", ANY, 7, 0, 0, "264 us in 1 or 2,048 segments, a row a thread 261, 280"),
-        (forward + "2_n4", ANY, 7, 0, 0, "to be measured"),
-        (forward + "2_n8", ANY, 7, 0, 0, "to be measured"),
         (forward + "2", ANY, 7, 0, 0, "for what 4 columns cannot serve"),
         (forward + "1", ANY, 7, 0, 0, "serves everything"),
         (backward + "2", 400_000, 5, 264, 0, "8.1 us, 4 columns 9.1, at 2**18 elements"),
