@@ -31,8 +31,8 @@ KINDS = {"finish": 0, "short": 1, "long": 2}
 # magic, schema, header bytes, total bytes, variants, schedules, images, 0,
 # offsets of the three tables, sha256 of bytes [128, first image)
 HEADER = struct.Struct("<8sIIQIIIIQQQ32s32x")
-# name, rows, operation, ratio, coff, dtype, columns, threads, dynamic shared, parameter count, kind,
-# alignment, parameter ids
+# name, rows, operation, ratio, coff, dtype, columns, threads, dynamic shared, parameter count,
+# kind, alignment, parameter ids
 VARIANT = struct.Struct("<60siiiiiiiiIii24s")
 # arch, operation, ratio, coff, dtype, variant index, lanes_log2, ctas, fill_ctas, 0, max_elements
 SCHEDULE = struct.Struct("<iiiiiiiiiiq16x")

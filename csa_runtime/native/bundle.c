@@ -42,7 +42,8 @@ static const char *bad_variant(const struct csa_variant *v) {
   if (v->ratio < 1 || v->ratio > MAX_RATIO || v->coff < 1 || v->coff > 2) return "bad window";
   if (v->dtype < CSA_DTYPE_BF16 || v->dtype > CSA_DTYPE_FP32) return "unknown dtype";
   if (!power_of_two(v->columns) || v->columns > 16) return "bad column count";
-  if (!power_of_two(v->rows) || v->rows > 1 << WARP_LOG2) return "bad row count";
+  bool several = v->operation == CSA_FORWARD && v->kind == CSA_SHORT;
+  if (!power_of_two(v->rows) || v->rows > (several ? 1 << WARP_LOG2 : 1)) return "bad row count";
   if (!power_of_two(v->alignment) || v->alignment < v->columns || v->alignment > MAX_ALIGNMENT)
     return "bad alignment";
   return NULL;
@@ -59,10 +60,7 @@ static const char *bad_schedule(const struct csa_bundle *bundle, const struct cs
   if (v->kind == CSA_LONG && s->lanes_log2 != WARP_LOG2) return "bad lanes_log2";
   if (s->ctas < 0 || s->ctas > MAX_CTAS || s->fill_ctas < 0 || s->fill_ctas > MAX_CTAS)
     return "bad CTA count";
-  if (s->operation == CSA_BACKWARD && s->ctas == 0) return "backward without CTAs";
-  if (s->operation == CSA_FINISH && s->ctas > 0) return "CTAs where none are asked for";
-  if (s->operation == CSA_FORWARD && v->kind == CSA_LONG && s->ctas > 0)
-    return "CTAs where none are asked for";
+  if ((s->operation == CSA_BACKWARD) != (s->ctas > 0)) return "only backward has CTAs";
   if (s->max_elements < -1) return "bad max_elements";
   return NULL;
 }

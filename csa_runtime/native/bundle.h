@@ -66,7 +66,7 @@ struct csa_header {
 
 struct csa_variant {
   char name[60];
-  int32_t rows; /* short: consecutive rows of a thread */
+  int32_t rows; /* consecutive rows of a thread; only of short forward ones more than 1 */
   int32_t operation, ratio, coff, dtype;
   int32_t columns; /* of a thread; finish: elements of grad_ape of a block */
   int32_t threads, dynamic_shared;

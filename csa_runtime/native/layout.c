@@ -29,9 +29,9 @@ bool csa_lay_out(const struct csa_variant *v, const struct csa_schedule *row, co
       l.lanes_log2++;
     l.row_blocks = ceil_shift(a->rows, threads_log2 - l.lanes_log2 + log2_of(v->rows));
   }
-  l.groups = l.row_blocks;
-  if (row->ctas > 0) l.groups = least(most(row->ctas / l.column_tiles, 1), l.row_blocks);
+  if (row->ctas > 0) /* backward */
+    l.groups = least(most(row->ctas / l.column_tiles, 1), l.row_blocks);
   *layout = l;
-  /* Backward's grid has no second dimension. */
-  return v->operation == CSA_BACKWARD || l.column_tiles <= GRID_Y_MAX;
+  return row->ctas > 0 ||
+         l.column_tiles <= GRID_Y_MAX; /* backward's grid has no second dimension */
 }

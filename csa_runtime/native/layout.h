@@ -12,7 +12,7 @@ struct csa_layout {
   int32_t lanes_log2;   /* 2**lanes_log2 threads of a block lie along the columns */
   int64_t column_tiles; /* blocks along the columns */
   int64_t row_blocks;   /* blocks that would take all rows at once */
-  int64_t groups;       /* of the row_blocks, how many run: each takes every groups-th */
+  int64_t groups;       /* backward: of the row_blocks, how many run; each takes every groups-th */
 };
 
 /* False where a forward's head_dim takes more blocks along the columns than a grid has. */

@@ -92,7 +92,7 @@ int csa_plan_make(const struct csa_bundle *bundle, const struct csa_target *targ
   plan->launch_count = 0;
   plan->grid_y = 1;
   if (operation == CSA_FORWARD) {
-    plan->grid_x = (uint32_t)l.groups;
+    plan->grid_x = (uint32_t)l.row_blocks;
     plan->grid_y = (uint32_t)l.column_tiles;
   } else {
     int64_t fill = ceil_div(a->tokens, bundle->variants[finish->variant].threads);

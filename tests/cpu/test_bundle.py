@@ -66,8 +66,8 @@ def unpack(data: bytes) -> dict[str, Any]:
         numbers = struct.unpack_from("<7iI2i", record, 64)
         ids = list(record[104:128])
         assert ids[numbers[7] :] == [0xFF] * (24 - numbers[7])
-        name = text(record[:64])
-        table["variants"].append((name, *numbers[:7], *numbers[8:], ids[: numbers[7]]))
+        name, (rows,) = text(record[:60]), struct.unpack_from("<i", record, 60)
+        table["variants"].append((name, rows, *numbers[:7], *numbers[8:], ids[: numbers[7]]))
     for i in range(schedules):
         record = data[at_schedules + 64 * i :][:64]
         table["schedules"].append(struct.unpack_from("<10iq", record))
@@ -88,10 +88,10 @@ def test_packed_bundle_holds_exactly_the_committed_tree(manifest: dict[str, Any]
     table = unpack(data)
     ids = {name: p["id"] for name, p in manifest["parameters"].items()}
     names = [v["name"] for v in manifest["variants"]]
-    for v, (name, operation, ratio, coff, dtype, *rest) in zip(
+    for v, (name, rows, operation, ratio, coff, dtype, *rest) in zip(
         manifest["variants"], table["variants"], strict=True
     ):
-        assert name == v["name"]
+        assert (name, rows) == (v["name"], v["rows"])
         assert (OPERATIONS[operation], ratio, coff) == (v["operation"], v["ratio"], v["coff"])
         assert DTYPES[dtype] == v["dtype"]
         params = [ids[p] for p in v["params"]]

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.L0
 
 NAMES = [variant["name"] for variant in manifest()["variants"]]
 REDUCE = next(i for i, v in enumerate(manifest()["variants"]) if v["operation"] == "finish")
+LONG = next(i for i, v in enumerate(manifest()["variants"]) if v["kind"] == "long")
 WIDE = next(i for i, v in enumerate(manifest()["variants"]) if v["columns"] == 4)
 SCHEDULED = NAMES.index(manifest()["schedules"][0]["variant"])  # of the first row
 
@@ -124,6 +125,18 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "alignment below the columns": (
         lambda b: with_record(b, "variants", WIDE, 100, word(1)),
         "bad alignment",
+    ),
+    "rows that are no power of two": (
+        lambda b: with_record(b, "variants", 0, 60, word(3)),
+        "bad row count",
+    ),
+    "more rows than a warp has lanes": (
+        lambda b: with_record(b, "variants", 0, 60, word(64)),
+        "bad row count",
+    ),
+    "a long window's threads with several rows": (
+        lambda b: with_record(b, "variants", LONG, 60, word(2)),
+        "bad row count",
     ),
     "schedule of no variant": (
         lambda b: with_record(b, "schedules", 0, 20, word(99)),

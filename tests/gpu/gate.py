@@ -18,6 +18,7 @@ UNIT_SCALE = ("unit", "padding")
 BITS = {2: torch.int16, 4: torch.int32}
 # Beyond the contract, for long windows at unit scale: differing elements pooled over the cases, and
 # distance from R: one rounding step of a bf16 in [1/2, 1) and [1/4, 1/2), as 3.91e-3 and 1.95e-3.
+# R's own rounding can put one of the few larger elements a step off; then fp64 decides.
 POOLED = {"out": 3.0e-4, "grad_kv": 4.5e-5, "grad_score": 1.2e-4}
 LARGEST = {"out": 2.0**-8, "grad_kv": 2.0**-8, "grad_score": 2.0**-9, "grad_ape": 2.0e-6}
 POOLED_SHORT = {"out": 2.0e-4, "grad_kv": 0.0, "grad_score": 0.0}
@@ -33,6 +34,7 @@ class Outcome:
     eager_out: Deviation | None = None
     explained: list[dict[str, Any]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
@@ -45,6 +47,7 @@ class Outcome:
             "deviations": {name: d.record() for name, d in self.deviations.items()},
             "out_against_torch_sum": self.eager_out and self.eager_out.record(),
             "broken": self.broken,
+            "remarks": self.remarks,
         }  # fmt: skip
 
 
@@ -93,6 +96,8 @@ def run(case: Case, seed: int, twin: Outcome | None = None) -> Outcome:
         exact = [output.out64, far.grad_kv, far.grad_score, far.grad_ape]
         for name, x, r, e in zip(TENSORS, found, wanted, exact, strict=True):
             outcome.deviations[name] = tolerance.deviation(x, r, e)
+            if case.ratio > 4 and case.kind in UNIT_SCALE:
+                _aim(outcome, name, x, r, e)
         outcome.eager_out = tolerance.deviation(found[0], output.summed)
         _judge(outcome, twin)
     if case.ratio <= 4:
@@ -100,18 +105,28 @@ def run(case: Case, seed: int, twin: Outcome | None = None) -> Outcome:
     return outcome
 
 
+def _aim(outcome: Outcome, name: str, x: Any, r: Any, exact: Any) -> None:
+    """Elements farther from R than LARGEST: a fault, unless it is R that is farther from fp64."""
+    far = ~((x.double() - r.double()).abs() <= LARGEST[name])
+    if not bool(far.any()):
+        return
+    ours, theirs = ((t[far].double() - exact[far]).abs() for t in (x, r))
+    text = f"{name}: {int(far.sum())} farther from R than {LARGEST[name]:.3g}, the aim"
+    if bool((ours <= theirs).all()):
+        outcome.remarks.append(
+            f"{text}, and nearer to fp64 ({ours.max():.3g}, R {theirs.max():.3g})"
+        )
+    else:
+        outcome.broken.append(text)
+
+
 def _judge(outcome: Outcome, twin: Outcome | None) -> None:
     """The tolerance contract, and for a scaled case its twin's deviations exactly scaled."""
     scaled = outcome.case.kind == "scaled"
     long = outcome.case.ratio > 4
-    aimed = long and outcome.case.kind in UNIT_SCALE
     for name, d in outcome.deviations.items():
         parity = not (scaled and name == "grad_ape")
         outcome.broken += tolerance.too_far(name, d, gate=long and not scaled, parity=parity)
-        if aimed and not d.max_abs <= LARGEST[name]:
-            outcome.broken.append(
-                f"{name}: {d.max_abs:.4g} from R, at unit scale {LARGEST[name]:.3g} is the aim"
-            )
     if scaled:
         assert twin is not None
         for name, d in outcome.deviations.items():

@@ -90,6 +90,8 @@ def packings(ratio: int) -> tuple[Packing, ...]:
         packing("no_segments_no_rows", r, [], after=2 * r, rows=0),
         packing("no_tokens", r, [], rows=0),
         packing("random", r, [dice.randrange(0, most) for _ in range(37)], after=5, extra_rows=2),
+        # Not where rows shared out equally over the segments would put them.
+        packing("long_among_short", r, [r] * 60 + [60 * r + 1] + [r] * 60, after=1),
         packing("many_short", r, [dice.randrange(0, 3 * r) for _ in range(many)], after=3),
     )
 

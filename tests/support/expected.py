@@ -75,10 +75,11 @@ def columns_layout(
     wide, threads = up(head_dim, variant["columns"]), variant["threads"]
     if variant["kind"] == "long":
         return 5, up(wide, 32), 1
-    log2 = min(row["lanes_log2"], (wide - 1).bit_length())
+    rows_log2 = (variant["rows"] - 1).bit_length()
+    log2 = max(min(row["lanes_log2"], (wide - 1).bit_length()), rows_log2)
     while up(wide, 1 << log2) > GRID_Y_MAX and 1 << log2 < threads:
         log2 += 1
-    return log2, up(wide, 1 << log2), threads >> log2
+    return log2, up(wide, 1 << log2), (threads >> log2) << rows_log2
 
 
 def scheduled(
