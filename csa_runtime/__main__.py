@@ -9,6 +9,7 @@ import os
 import sys
 from typing import Any
 
+from csa_runtime.bench.options import add_options, bench
 from csa_runtime.diagnostics import info, reason, version
 from csa_runtime.errors import BundleError, DriverError, UnsupportedArch
 
@@ -42,11 +43,15 @@ def _parser() -> argparse.ArgumentParser:
         "compare with the CPU reference (needs NumPy)",
         "check": "check the bundle of images and, on a GPU, run every variant against the CPU "
         "reference (needs NumPy)",
+        "bench": "time this library on the GPU beside a copy of the same bytes and other systems "
+        "(needs torch), or show what an earlier run found",
     }
     for name, text in texts.items():
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:])
         if name == "info":
             command.add_argument("--json", action="store_true", help="as JSON, for programs")
+        elif name == "bench":
+            add_options(command)
     return parser
 
 
@@ -57,6 +62,8 @@ def _run(options: argparse.Namespace) -> int:
         from csa_runtime._demo import demo
 
         status = demo()
+    elif options.command == "bench":
+        status = bench(options)
     else:
         from csa_runtime._check import check
 

@@ -13,13 +13,21 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 300
 
-# A framework's adapter is the only file that imports it; compat serves PyTorch users.
+# A framework's adapter is the only file that imports it; compat serves PyTorch users, and the bench
+# measures with torch. Paths below csa_runtime/.
 FRAMEWORKS = {"torch", "jax", "jaxlib", "cupy", "tensorflow"}
 MAY_IMPORT = {
     "torch.py": {"torch"},
     "_operators.py": {"torch"},
     "jax.py": {"jax", "jaxlib"},
     "compat.py": {"torch"},
+    "bench/clock.py": {"torch"},
+    "bench/eager.py": {"torch"},
+    "bench/ours.py": {"torch"},
+    "bench/peer.py": {"torch"},
+    "bench/plots.py": {"matplotlib"},
+    "bench/problem.py": {"torch"},
+    "bench/run.py": {"torch"},
 }
 OPTIONAL = {"numpy", "ml_dtypes"}
 # Type checkers read a stub, never Python; they know this module.
@@ -94,6 +102,11 @@ def roots(path: Path) -> set[str]:
     return {module.split(".")[0] for module, _ in imports(path)} - {""}
 
 
+def may_import(path: Path) -> set[str]:
+    """Distributions that this file of the runtime exists to serve."""
+    return MAY_IMPORT.get(path.relative_to(ROOT / "csa_runtime").as_posix(), set())
+
+
 RUNTIME = python_files("csa_runtime")
 AOT = python_files("aot")
 OTHERS = python_files("tools", "tests", "examples")
@@ -112,14 +125,13 @@ def test_the_runtime_imports_no_compiler_no_cuda_and_no_build_time_code(path: Pa
 
 @pytest.mark.parametrize("path", RUNTIME, ids=ids(RUNTIME))
 def test_a_framework_is_imported_by_its_adapter_alone(path: Path) -> None:
-    allowed = MAY_IMPORT.get(path.name, set()) if path.parent.name == "csa_runtime" else set()
-    assert not roots(path) & (FRAMEWORKS - allowed)
+    assert not roots(path) & (FRAMEWORKS - may_import(path))
 
 
 @pytest.mark.parametrize("path", RUNTIME, ids=ids(RUNTIME))
 def test_the_runtime_needs_no_other_distribution_to_be_imported(path: Path) -> None:
     needed = {module.split(".")[0] for module, top in imports(path) if top} - {""}
-    own = {"csa_runtime"} | MAY_IMPORT.get(path.name, set())
+    own = {"csa_runtime"} | may_import(path)
     own |= {"numpy"} if path.name == REFERENCE else STUB if path.suffix == ".pyi" else set()
     assert needed - own <= set(sys.stdlib_module_names)
     lazy = (".reference", "._trial")
@@ -129,7 +141,7 @@ def test_the_runtime_needs_no_other_distribution_to_be_imported(path: Path) -> N
 
 @pytest.mark.parametrize("path", RUNTIME, ids=ids(RUNTIME))
 def test_only_optional_distributions_are_imported_later(path: Path) -> None:
-    own = {"csa_runtime"} | MAY_IMPORT.get(path.name, set()) | OPTIONAL
+    own = {"csa_runtime"} | may_import(path) | OPTIONAL
     own |= STUB if path.suffix == ".pyi" else set()
     assert roots(path) - own <= set(sys.stdlib_module_names)
 

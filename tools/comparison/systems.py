@@ -15,8 +15,6 @@ NAMES = (
 )
 PEER, OURS = "peer", "csa_runtime"
 DISTRIBUTIONS = ("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "csa-runtime", "torch")
-# The module whose constant decides which compute capabilities the peer lets pass.
-GATE = "cudnn.csa.compressor.api", "MINIMUM_COMPUTE_CAPABILITY_MAJOR"
 
 
 @dataclass(frozen=True)
@@ -53,18 +51,6 @@ def load() -> tuple[System, System]:
             f"peer: csa_runtime cannot be imported: {error}\n"
             "Install a wheel of this tree, and start this tool from another folder than its root"
         )
-
-
-def lift_gate(major: int) -> str:
-    """Let the peer run from this major compute capability on; says what was done."""
-    module, name = GATE
-    try:
-        api = import_module(module)
-        before = getattr(api, name)
-    except (ImportError, AttributeError) as error:
-        return f"its capability gate was not found: {error}"
-    setattr(api, name, min(before, major))
-    return f"{name} was {before}, is {getattr(api, name)}"
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sections of a run: which packs, which calls, timed how."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from csa_runtime.bench import clock, packs
+from csa_runtime.bench.clock import Call
+from csa_runtime.bench.packs import CALLS, Pack
+from csa_runtime.bench.problem import Problem, copy_of
+from csa_runtime.bench.record import COPY, EAGER, Row
+
+BOTH = (*CALLS, "both")  # forward and then backward
+ATTEMPTS = 3  # the profiler may lose records
+COLD = 3  # buffers in turn hold this many times the second-level cache
+FEW_KERNELS = 4  # of longer lists only the sum is kept
+HOST_LOOPS = {"batches": 20, "batch": 20, "alone": 60}
+
+
+class System(Protocol):
+    """What is measured."""
+
+    def calls(self, problem: Problem) -> dict[str, Call]:
+        """Forward, backward and both, which a graph can capture."""
+
+    def host_calls(self, problem: Problem) -> dict[str, Call]:
+        """The ways to call it from Python."""
+
+
+Systems = dict[str, System]
+Found = float | dict[str, float]
+Clock = Callable[[Call, int], Found]  # a call and the bytes it moves
+Rows = Iterator[tuple[Pack, Row]]
+
+
+def said(error: BaseException, limit: int = 160) -> str:
+    """An exception in one line, fit for a table."""
+    line = " ".join(f"{type(error).__name__}: {error}".replace("|", "/").split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def in_turn(calls: list[Call]) -> Call:
+    """A call that is the first of them, then the second, and so on in a circle."""
+    if len(calls) == 1:
+        return calls[0]
+    turns = itertools.cycle(calls)
+    return lambda: next(turns)()
+
+
+def timed(
+    section: str, pack: Pack, system: str, call: str, tick: Clock, run: Call, moved: int
+) -> Row:
+    """A row of what the clock finds, or of what the call raises."""
+    try:
+        found = tick(run, moved)
+    except Exception as error:  # of any kind, it may be another system's: the rest goes on
+        return Row(section, pack.name, system, call, None, error=said(error))
+    if not isinstance(found, dict):
+        return Row(section, pack.name, system, call, found)
+    kernels = found if len(found) <= FEW_KERNELS else {}
+    return Row(section, pack.name, system, call, sum(found.values()), kernels)
+
+
+def pack_rows(
+    section: str,
+    pack: Pack,
+    systems: Systems,
+    tick: Clock,
+    calls: tuple[str, ...] = CALLS,
+    sets: int = 1,
+) -> Rows:
+    """Copies of the bytes that a pack moves, then each system's calls, on `sets` of buffers."""
+    moved = {call: pack.bytes(call) for call in CALLS}
+    moved["both"] = sum(moved.values())
+    for call in CALLS:
+        run = in_turn([copy_of(moved[call]) for _ in range(sets)])
+        yield pack, timed(section, pack, COPY, call, tick, run, moved[call])
+    problems = [Problem(pack) for _ in range(sets)]
+    for name, system in systems.items():
+        try:
+            made = [system.calls(problem) for problem in problems]
+        except Exception as error:
+            yield pack, Row(section, pack.name, name, "all", None, error=said(error))
+            continue
+        for call in calls:
+            run = in_turn([each[call] for each in made])
+            yield pack, timed(section, pack, name, call, tick, run, moved[call])
+
+
+def in_graph(run: Call, moved: int) -> Found:
+    """Time per call inside a graph."""
+    return clock.graph_time(run)
+
+
+def in_kernels(run: Call, moved: int) -> Found:
+    """Sums of kernel durations, tried again where the profiler lost records."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return clock.kernel_times(run, clock.loops_for(moved))
+        except RuntimeError:
+            continue
+    return clock.kernel_times(run, clock.loops_for(moved))
+
+
+def by_the_wall(run: Call, moved: int) -> Found:
+    """Until the GPU is done, by the host's clock."""
+    return clock.wall_time(run, clock.loops_for(moved))
+
+
+def graph(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
+    """Time per call, and of a forward with its backward."""
+    for pack in chosen:
+        yield from pack_rows("graph", pack, systems, in_graph, BOTH)
+
+
+def kernels(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
+    """Sums of kernel durations."""
+    for pack in chosen:
+        yield from pack_rows("kernels", pack, systems, in_kernels)
+
+
+def wall(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
+    """Time per call, launched one by one."""
+    for pack in chosen:
+        yield from pack_rows("wall", pack, systems, by_the_wall, BOTH)
+
+
+def cold(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
+    """As `graph`, of packs that the second-level cache (`cache` bytes) could keep otherwise."""
+    for pack in chosen:
+        sets = -(-COLD * cache // pack.bytes("forward"))
+        if sets > 1:
+            yield from pack_rows("cold", pack, systems, in_graph, CALLS, sets)
+
+
+def segments(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
+    """The same tokens in many segments; eager torch does the same work for any number of them."""
+    others = {name: system for name, system in systems.items() if name != EAGER}
+    for pack in packs.segments():
+        yield from pack_rows("segments", pack, others, in_graph)
+
+
+def tokens(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
+    """One segment of more and more tokens."""
+    for pack in packs.TOKENS:
+        yield from pack_rows("tokens", pack, systems, in_graph)
+
+
+def host(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
+    """What a call costs the calling thread ("host"), and until its kernels are done ("alone")."""
+    for pack in packs.HOST:
+        problem = Problem(pack)
+        for name, system in systems.items():
+            try:
+                found = clock.host_times(system.host_calls(problem), **HOST_LOOPS)
+            except Exception as error:
+                yield pack, Row("host", pack.name, name, "all", None, error=said(error))
+                continue
+            for call, times in found.items():
+                for section, us in times.items():
+                    yield pack, Row(section, pack.name, name, call, us)
+
+
+SECTIONS: dict[str, Callable[[Systems, tuple[Pack, ...], int], Rows]] = {
+    "graph": graph,
+    "kernels": kernels,
+    "wall": wall,
+    "host": host,
+    "cold": cold,
+    "segments": segments,
+    "tokens": tokens,
+}

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command csa-runtime bench without a GPU: a stored run shown, drawn and compared."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from csa_runtime import _native
+from csa_runtime.__main__ import main
+from csa_runtime.bench import baseline, limits, tables
+from csa_runtime.bench.options import SECTIONS
+from csa_runtime.bench.packs import CALLS, TOKENS, Pack
+from csa_runtime.bench.record import COPY, EAGER, OURS, PEER, Record, Row, read
+from csa_runtime.errors import DriverError
+
+pytestmark = pytest.mark.L0
+
+# An earlier build's run on an H200: graphs and kernels of twelve packs, and many segments.
+STORED = Path(__file__).resolve().parents[1] / "support" / "bench_h200.json"
+NO_DRIVER = DriverError("cuInit: long story", "CUDA_ERROR_NO_DEVICE", 100, "cuInit")
+
+
+@pytest.fixture(autouse=True)
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has."""
+
+    def refuse() -> None:
+        raise NO_DRIVER
+
+    monkeypatch.setattr(_native, "driver_info", refuse)
+
+
+@pytest.fixture
+def stored() -> Record:
+    """The stored run."""
+    return read(STORED)
+
+
+def row_of(text: str, pack: str, table: int = 0) -> list[str]:
+    """Cells of a pack's row in the `table`-th table that has it."""
+    rows = [line for line in text.splitlines() if line.startswith(f"| {pack} |")]
+    return [cell.strip() for cell in rows[table].strip("|").split("|")]
+
+
+@pytest.mark.parametrize(
+    ("call", "ratio", "megabytes", "copy_us", "allowed_us"),
+    [
+        ("forward", 4, 570, 134, 134 * 0.97),
+        ("forward", 128, 538, 127, 127 * 0.99),
+        ("backward", 128, 1075, 254, 254 * 1.04),
+        ("forward", 128, 269, 64, 64 * 1.00),
+        ("backward", 4, 208, 50, 50 * 1.07),
+        ("forward", 4, 107, 26, 26 * 1.00),
+        ("backward", 128, 135, 33, 33 * 1.12),
+        ("forward", 4, 30, 6, 6 * 1.08),
+        ("backward", 4, 69, 17, 17 * 1.20),
+        ("forward", 4, 26, 4.5, 4.5 * 1.40),
+        ("forward", 4, 8.9, 2.2, 3.2),
+        ("backward", 4, 17, 3.3, 6.5),
+        ("backward", 4, 29, 7, 7 * 1.70),
+        ("forward", 128, 4.2, 1.2, 2.6),
+        ("forward", 128, 7.9, 2, 2 * 2.0),
+        ("backward", 128, 7.9, 2, None),
+    ],
+)
+def test_limits_are_chosen_by_bytes_and_allow_the_larger_of_two(
+    call: str, ratio: int, megabytes: float, copy_us: float, allowed_us: float | None
+) -> None:
+    share = limits.share(call, ratio, int(megabytes * 1e6), 10.0, copy_us)
+    assert share == (None if allowed_us is None else pytest.approx(10.0 / allowed_us))
+
+
+def test_a_stored_run_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "found.md"
+    assert main(["bench", "--from", str(STORED), "--markdown", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert text == file.read_text()
+    assert text.startswith("NVIDIA H200: capability 9.0, driver CUDA 13.0, torch 2.11.0+cu130")
+    assert "Not measured" not in text
+    pack = "4, 2, 512, 3x8192"
+    assert row_of(text, pack) == [
+        pack, "106.9 / 207.6", "27.36 / 50.71", "25.25 (0.92)", "92%", "62.52 (1.23)", "115%", "-",
+    ]  # fmt: skip
+    assert row_of(text, pack, 1)[2:] == [
+        "26.51 / 50.23", "25.33 (0.96)", "96%", "60.58 (1.21)", "113%", "58.64 + 1.94",
+    ]  # fmt: skip
+    assert row_of(text, "4, 2, 512, 32768x8")[2:] == [
+        "232.09 (0.85)", "1.152", "526.12 (1.01)", "1.041",
+    ]  # fmt: skip
+
+
+def test_other_systems_stand_beside_ours_and_failures_at_the_end(stored: Record) -> None:
+    pack = Pack(4, 2, 512, (8192,) * 3)
+    for section in ("graph", "kernels", "wall", "cold", "tokens"):
+        for system, us in ((COPY, 50.0), (OURS, 80.0), (EAGER, 1600.0)):
+            stored.rows = [r for r in stored.rows if r.key != (section, pack.name, system, "both")]
+            stored.add(pack, Row(section, pack.name, system, "both", us))
+    host = Pack(4, 2, 128, (64,))
+    stored.add(host, Row("host", host.name, OURS, "launch_forward", 4.25))
+    stored.add(host, Row("alone", host.name, OURS, "launch_forward", 14.5))
+    stored.add(pack, Row("graph", pack.name, PEER, "all", None, error="RuntimeError: too old"))
+    stored.seconds["graph"] = 12.5
+    text = tables.render(stored)
+    assert row_of(text, pack.name)[-1] == "80.00"
+    assert row_of(text, pack.name, 1) == [pack.name, "-", "-", "1600 (20.0)"]
+    assert row_of(text, host.name) == [host.name, OURS, "launch_forward", "4.25", "14.50"]
+    assert "\n12.5 s\n" in text
+    assert text.endswith(f"- graph, {pack.name}, peer, all: RuntimeError: too old")
+    assert all(f"## {section.capitalize()}" in text for section in SECTIONS)
+
+
+def test_a_run_survives_writing_and_reading(stored: Record, tmp_path: Path) -> None:
+    pack = Pack(4, 2, 128, (64,))
+    stored.add(pack, Row("host", pack.name, PEER, "all", None, error='said "no"'))
+    stored.write(tmp_path / "run.json")
+    assert read(tmp_path / "run.json") == stored
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 0}', '{"schema": 1, "rows": []}'])
+def test_what_is_no_run_is_refused_by_name(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(text)
+    assert main(["bench", "--from", str(file)]) == 1
+    assert f"csa-runtime bench: {file} cannot be read: " in capsys.readouterr().err
+    assert main(["bench", "--from", str(STORED), "--baseline", str(tmp_path / "none")]) == 1
+    assert "none cannot be read: " in capsys.readouterr().err
+
+
+def scaled(record: Record, factor: float, section: str, call: str) -> Record:
+    """A copy of a run in which this library took longer there."""
+    rows = [
+        replace(row, us=row.us * factor)
+        if (row.section, row.system, row.call) == (section, OURS, call) and row.us
+        else row
+        for row in record.rows
+    ]
+    return replace(record, rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("factor", "section", "slower"),
+    [(1.0, "graph", 0), (1.029, "graph", 0), (1.031, "graph", 12), (0.9, "graph", 0),
+     (1.031, "segments", 13)],
+)  # fmt: skip
+def test_what_is_slower_than_a_baseline_is_listed(
+    factor: float,
+    section: str,
+    slower: int,
+    stored: Record,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "now.json"
+    scaled(stored, factor, section, "backward").write(file)
+    assert main(["bench", "--from", str(file), "--baseline", str(STORED)]) == (slower > 0)
+    text = capsys.readouterr().out.partition(" times compared")[2]
+    assert f"{slower} slower" in text and f"{12 * (factor == 0.9)} faster" in text
+    assert text.count("| backward |") == slower and "| forward |" not in text
+    assert slower == 0 or "| 3.1% | +0.0% |" in text
+
+
+def test_what_is_slower_stands_first_and_the_hosts_times_do_not_count(stored: Record) -> None:
+    pack = Pack(4, 2, 128, (64,))
+    stored.add(pack, Row("host", pack.name, OURS, "launch_forward", 4.0))
+    now = scaled(stored, 2.0, "host", "launch_forward")
+    now = scaled(scaled(now, 1.1, "kernels", "forward"), 1.2, "graph", "forward")
+    found = baseline.changes(stored, now)
+    assert {change.key.section for change in found[:12]} == {"graph"}
+    assert {change.key.section for change in found[12:24]} == {"kernels"}
+    assert "host" not in {change.key.section for change in found}
+
+
+def test_a_baseline_of_another_gpu_or_of_nothing_in_common_is_refused(
+    stored: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "other.json"
+    for other, words in (
+        (replace(stored, machine={"gpu": "NVIDIA A100"}), "measured on NVIDIA A100, this run on"),
+        (replace(stored, rows=[]), "no time in common"),
+    ):
+        other.write(file)
+        assert main(["bench", "--from", str(STORED), "--baseline", str(file)]) == 1
+        assert words in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "graph", "--systems", "csa_runtime"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(
+        "csa-runtime bench: no GPU (CUDA_ERROR_NO_DEVICE (100) from cuInit)"
+    )
+    assert "--from FILE" in shown.err and shown.err.count("\n") == 1
+
+
+def test_a_gpu_without_images_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = {"name": "Old", "compute_capability": 70, "arch": None, "ordinal": 0}
+    monkeypatch.setattr(_native, "driver_info", lambda: {"version": 12000, "devices": [device]})
+    assert main(["bench"]) == 1
+    assert "no image for Old, compute capability 7.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sideways"], "'sideways' is none of graph, kernels"),
+        (["--systems", "csa_runtime,other"], "'other' is none of csa_runtime, eager, peer"),
+        (["--pack", "4,2,512"], "SEGMENTSxLENGTH is wanted"),
+        (["--pack", "4,3,512,1x8192"], "SEGMENTSxLENGTH is wanted"),
+        (["--pack", "4,2,512,1x3"], "at least RATIO tokens"),
+    ],
+)
+def test_malformed_options_are_explained(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *arguments])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_options_that_would_be_in_vain_are_refused_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, words in (
+        (["--from", str(STORED), "graph"], "--from measures nothing"),
+        (["--json", str(tmp_path)], "cannot be written"),
+        (["--markdown", str(tmp_path / "none" / "x.md")], "cannot be written"),
+    ):
+        assert main(["bench", *arguments]) == 1
+        assert words in capsys.readouterr().err
+
+
+def test_plots_are_drawn(tmp_path: Path, stored: Record) -> None:
+    pytest.importorskip("matplotlib", reason="plots need matplotlib, which is not installed")
+    from csa_runtime.bench import plots
+
+    assert [path.name for path in plots.draw(stored, tmp_path)] == [
+        "share_of_limit.png", "time_by_segments.png",
+    ]  # fmt: skip
+    for pack in TOKENS:
+        for system, factor in ((COPY, 1.0), (OURS, 1.1), (EAGER, 20.0)):
+            for call in CALLS:
+                us = factor * (2 + pack.bytes(call) / 4.2e6)
+                stored.add(pack, Row("tokens", pack.name, system, call, us))
+    drawn = plots.draw(stored, tmp_path)
+    assert [path.name for path in drawn] == [
+        "share_of_limit.png", "time_by_tokens.png", "time_by_segments.png",
+    ]  # fmt: skip
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    assert plots.draw(Record(), tmp_path) == []
+
+
+def run_elsewhere(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter that looks into `folders` first."""
+    paths = [*map(str, folders), *filter(None, sys.path)]
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True, text=True, cwd="/", check=False,
+    )  # fmt: skip
+
+
+def test_missing_matplotlib_is_explained(tmp_path: Path) -> None:
+    """And which extra brings it."""
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')\n")
+    arguments = ["bench", "--from", str(STORED), "--plots", str(tmp_path / "plots")]
+    code = f"import sys, csa_runtime.__main__ as m; sys.exit(m.main({arguments!r}))"
+    done = run_elsewhere(code, tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "csa-runtime[bench]" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_stored_run_is_shown_without_torch_and_matplotlib() -> None:
+    arguments = ["bench", "--from", str(STORED)]
+    code = (
+        f"import sys, csa_runtime.__main__ as m; status = m.main({arguments!r});"
+        "sys.exit(status or bool({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
+    )
+    done = run_elsewhere(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_stored_run_is_one_row_a_line() -> None:
+    """So that a difference of two shows which times changed."""
+    text = STORED.read_text()
+    rows = json.loads(text)["rows"]
+    assert sum(line.startswith('  {"section"') for line in text.splitlines()) == len(rows) > 100
