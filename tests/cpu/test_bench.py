@@ -114,6 +114,14 @@ def test_other_systems_stand_beside_ours_and_failures_at_the_end(stored: Record)
     assert all(f"## {section.capitalize()}" in text for section in SECTIONS)
 
 
+def test_a_failed_call_of_this_library_is_a_failure(stored: Record, tmp_path: Path) -> None:
+    pack, file = Pack(4, 2, 512, (8192,)), tmp_path / "run.json"
+    for system, status in ((PEER, 0), (OURS, 1)):
+        stored.add(pack, Row("wall", pack.name, system, "both", None, error="RuntimeError: no"))
+        stored.write(file)
+        assert main(["bench", "--from", str(file)]) == status
+
+
 def test_a_run_survives_writing_and_reading(stored: Record, tmp_path: Path) -> None:
     pack = Pack(4, 2, 128, (64,))
     stored.add(pack, Row("host", pack.name, PEER, "all", None, error='said "no"'))
