@@ -115,7 +115,10 @@ def _print_info(found: dict[str, Any]) -> None:
     for name in names:
         row = " ".join(f"{status.get((name, arch), '-'):<{width}}" for arch in columns)
         print(f"{name:<{first}} {row}".rstrip())
-    print("\ncompiled only: no GPU has run this image yet; -: not built for this architecture")
+    print(
+        "\ncompiled only: no GPU has run this image yet; -: not built for this "
+        "architecture, where another variant serves those calls"
+    )
 
 
 if __name__ == "__main__":

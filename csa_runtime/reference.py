@@ -19,9 +19,7 @@ try:
     import numpy as np
     import numpy.typing as npt
 except ImportError as error:  # pragma: no cover
-    raise ImportError(
-        "the CPU reference needs NumPy: pip install 'csa-runtime[reference]' (or pip install numpy)"
-    ) from error
+    raise ImportError("the CPU reference needs NumPy: pip install numpy ml_dtypes") from error
 
 from csa_runtime.host import host, store
 

@@ -90,17 +90,17 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         tile_row = Uint32(group) * row_lanes
         warp_offset = Uint32((thread & -WARP) >> lanes_log2)
         parked = Parked.allocate(threads)
-        parked.start(pack, warp_row(tile_row + warp_offset, rows))
+        parked.start(pack, _warp_row(tile_row + warp_offset, rows))
         while tile_row < Uint32(end):
             own = tile_row + row_lane < Uint32(end)
             row = Int32(min(tile_row + row_lane, Uint32(end - 1)))
-            found = warp_row(tile_row + warp_offset, rows)
+            sought = _warp_row(tile_row + warp_offset, rows)
             token, first, last = find_row(
-                pack, row, found, lanes_log2 < LOG2_WARP, parked.glanced(pack, found), end,
+                pack, row, sought, lanes_log2 < LOG2_WARP, parked.glanced(pack, sought), end,
                 window.ratio,
             )  # fmt: skip
             tile_row = tile_row + Uint32(groups) * row_lanes
-            parked.start(pack, warp_row(tile_row + warp_offset, rows))
+            parked.start(pack, _warp_row(tile_row + warp_offset, rows))
             if cutlass.const_expr(window.coff == 2):
                 # No next block pools the first half of a last block's columns.
                 unpooled = own & ((last != 0) | (row + 1 >= end))
@@ -130,8 +130,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     return launchable(backward, variant)
 
 
-def warp_row(wanted: Uint32, rows: Int32) -> Int32:
-    """The row that a warp looks for, if there are `rows` of them."""
+def _warp_row(wanted: Uint32, rows: Int32) -> Int32:
+    """The row that a warp looks for: the wanted one, or the last of the call's `rows`."""
     last = Uint32(rows - 1)
     return Int32(select(wanted < last, wanted, last))
 

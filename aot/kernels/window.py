@@ -56,18 +56,11 @@ class Window:
 
         once: whether to load past the first-level cache.
         """
-        load = load_word_once if once else load_word
-        own = tensor.at(token, self.column(self.positions - 1, head_dim, column))
+        own, back = self._places(tensor, token, head_dim, column)
         previous = own
         if cutlass.const_expr(self.coff == 2):
-            back = self.ratio * tensor.stride + head_dim
             previous = own - select(first != 0, Int64(0), back)
-        words = []
-        for position in range(self.positions):
-            base = previous if self.previous(position) else own
-            address = base + (position % self.ratio) * tensor.stride
-            words.append(load(address, self.columns))
-        return words
+        return self._load(range(self.positions), own, previous, tensor.stride, once)
 
     def load_some(
         self,
@@ -79,13 +72,24 @@ class Window:
         once: bool,
     ) -> list:
         """As `load`, of these positions, which exist."""
+        own, back = self._places(tensor, token, head_dim, column)
+        return self._load(positions, own, own - back, tensor.stride, once)
+
+    def _places(
+        self, tensor: Matrix, token: Int32, head_dim: Int32, column: Int32
+    ) -> tuple[cute.Pointer, Int64]:
+        """The own half's first element, and how far before it the previous half's lies."""
         own = tensor.at(token, self.column(self.positions - 1, head_dim, column))
-        previous = own - (self.ratio * tensor.stride + head_dim)
+        return own, self.ratio * tensor.stride + head_dim
+
+    def _load(
+        self, positions: range, own: cute.Pointer, previous: cute.Pointer, stride: Int64, once: bool
+    ) -> list:
         load = load_word_once if once else load_word
         words = []
         for position in positions:
             base = previous if self.previous(position) else own
-            words.append(load(base + (position % self.ratio) * tensor.stride, self.columns))
+            words.append(load(base + (position % self.ratio) * stride, self.columns))
         return words
 
     def erase_missing(self, first: Int32, kv_words: list, score_words: list) -> tuple[list, list]:
@@ -111,12 +115,11 @@ class Window:
         words: list,
     ) -> None:
         """Writes words[position] where the position's half exists for this thread."""
-        base = tensor.at(token, self.column(self.positions - 1, head_dim, column))
+        base, back = self._places(tensor, token, head_dim, column)
         joined = [bf16.join(parts) for parts in words]
         _store_rows(own, base, tensor.stride, joined[-self.ratio :])
         if cutlass.const_expr(self.coff == 2):
-            earlier = base - (self.ratio * tensor.stride + head_dim)
-            _store_rows(previous, earlier, tensor.stride, joined[: self.ratio])
+            _store_rows(previous, base - back, tensor.stride, joined[: self.ratio])
 
     def zero_first_half(self, tensor: Matrix, token: Int32, column: Int32, wanted: Boolean) -> None:
         """Writes zeros to a block's own tokens in the columns that the next block pools."""

@@ -67,11 +67,6 @@ class LongWindow:
         """Binary logarithm of the window's length."""
         return self.positions.bit_length() - 1
 
-    @property
-    def halves(self) -> range:
-        """Every half: 0 and 1, or 0 alone."""
-        return range(self.coff)
-
     def places(self, half: int) -> range:
         """Of a warp's positions, counted over the halves, those in this one."""
         return range(half * self.run, (half + 1) * self.run)

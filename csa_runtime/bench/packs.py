@@ -117,9 +117,9 @@ MORE = (
 )
 PACKS = TWELVE + MORE
 
-SEGMENT_TOKENS = 131072
-# 32,768 segments of 4 tokens are a row each at ratio 4, 1,024 of 128 tokens at ratio 128.
-SEGMENT_COUNTS = {4: (16, 128, 512, 2048, 8192, 32768), 128: (16, 128, 512, 1024)}
+SEGMENT_TOKENS = 262144
+# The most segments have two rows each at ratio 4, one at ratio 128.
+SEGMENT_COUNTS = {4: (16, 128, 512, 2048, 8192, 32768), 128: (16, 128, 512, 2048)}
 
 
 def segments() -> Iterator[Pack]:
