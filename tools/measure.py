@@ -138,10 +138,20 @@ def kernel_times(run: Callable[[], None], loops: int) -> dict[str, float]:
     for event in profiler.profiler.kineto_results.events():
         if event.device_type() == torch.autograd.DeviceType.CUDA:
             durations[event.name()].append(event.duration_ns() / 1000.0)
-    # The profiler may lose a record and adds one for the synchronisation.
+    return per_call(durations, loops)
+
+
+def per_call(durations: dict[str, list[float]], loops: int) -> dict[str, float]:
+    """The mean duration of each kernel that ran once a call.
+
+    Raises:
+        RuntimeError: a kernel was seen neither hardly ever nor once a call. The profiler may lose a
+            record and adds one for the synchronisation; a sum without a kernel would be no time.
+    """
+    few = loops // 20
     seen = {name: len(times) for name, times in durations.items()}
-    kernels = {name for name, count in seen.items() if count > loops // 2}
-    if not kernels or any(abs(seen[name] - loops) > loops // 20 for name in kernels):
+    kernels = {name for name, count in seen.items() if count > few}
+    if not kernels or any(abs(seen[name] - loops) > few for name in kernels):
         raise RuntimeError(f"{loops} calls, but the profiler saw {seen}")
     return {name: statistics.fmean(durations[name]) for name in sorted(kernels)}
 
