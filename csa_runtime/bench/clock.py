@@ -76,7 +76,7 @@ def kernel_times(run: Call, loops: int) -> dict[str, float]:
     """Sum of durations per call, by kernel (or copy) name, from torch's profiler.
 
     Raises:
-        RuntimeError: the profiler lost more than a twentieth of some kernel's launches.
+        RuntimeError: the profiler lost more than a twentieth of a kernel's launches.
     """
     from torch.profiler import ProfilerActivity, profile
 
@@ -96,16 +96,18 @@ def kernel_times(run: Call, loops: int) -> dict[str, float]:
 
 
 def per_call(durations: dict[str, list[float]], loops: int) -> dict[str, float]:
-    """Sum of each name's durations in one of `loops` calls, all of which launch the same.
+    """Sum of each kernel's durations in one of `loops` calls, all of which launch the same.
 
     Raises:
-        RuntimeError: more than a twentieth of some name's durations are missing or too many.
+        RuntimeError: a kernel was seen neither hardly ever nor once, twice and so on a call. The
+            profiler may lose a record and adds one for the synchronisation; a sum without a kernel
+            would be no time.
     """
-    # The profiler may lose a record and adds one for the synchronisation.
+    few = loops // 20
     seen = {name: len(times) for name, times in durations.items()}
-    launches = {name: round(count / loops) for name, count in seen.items() if count > loops // 2}
+    launches = {name: max(1, round(count / loops)) for name, count in seen.items() if count > few}
     if not launches or any(
-        abs(seen[name] - loops * times) > loops * times // 20 for name, times in launches.items()
+        abs(seen[name] - loops * times) > few * times for name, times in launches.items()
     ):
         raise RuntimeError(f"{loops} calls, but the profiler saw {seen}")
     return {name: statistics.fmean(durations[name]) * launches[name] for name in sorted(launches)}

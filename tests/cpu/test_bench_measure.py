@@ -168,9 +168,13 @@ def test_a_call_in_a_graph_is_a_difference_of_two(
 def test_durations_are_summed_per_call_and_lost_records_are_noticed() -> None:
     times = {"once": [2.0] * 99, "thrice": [1.0] * 300, "synchronise": [9.0]}
     assert clock.per_call(times, 100) == pytest.approx({"once": 2.0, "thrice": 3.0})
-    for lost in ({"once": [2.0] * 90}, {"thrice": [1.0] * 260}, {"synchronise": [9.0]}, {}):
-        with pytest.raises(RuntimeError, match="the profiler saw"):
-            clock.per_call(lost, 100)
+    once = {"once": [2.0] * 100}
+    for count in (40, 60, 90, 150, 260):
+        with pytest.raises(RuntimeError, match="100 calls, but the profiler saw"):
+            clock.per_call(once | {"other": [1.0] * count}, 100)
+    for nothing in ({"synchronise": [9.0]}, {}):
+        with pytest.raises(RuntimeError):
+            clock.per_call(nothing, 100)
 
 
 class Refusing:

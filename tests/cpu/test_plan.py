@@ -2,6 +2,7 @@
 """The plan: which variant, grid and parameters serve a problem. Pure, so no driver is involved."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,23 @@ def test_plan_follows_the_schedules(operation: str, window: tuple[int, int], hea
         call = CALLS[operation](ratio, coff, head_dim, tokens, rows)
         plan = agree(operation, call)
         assert plan["grid"][0] < 2**31 and plan["grid"][1] <= 65535
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100, 120])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_readmes_widest_heads_are_served(window: tuple[int, int], capability: int) -> None:
+    """By both directions; a grid has too few blocks for an odd one beyond ratio 128's first."""
+    widest, odd, even = 8_388_480, 2_097_120, 4_194_240
+    row = f"1 to {widest:,} (ratio 128: {odd:,}, even numbers to {even:,})"
+    assert row in (Path(__file__).parents[2] / "README.md").read_text()
+    ratio, coff = window
+    served = (odd, odd + 2, even - 2, even) if ratio == 128 else (widest - 1, widest)
+    for operation, head_dim in itertools.product(CALLS, served):
+        explain(operation, CALLS[operation](ratio, coff, head_dim, ratio, 1), capability)
+    if ratio == 128:
+        for head_dim in (odd + 1, even - 1):
+            with pytest.raises(ValueError, match=f"serves head_dim {head_dim}"):
+                explain("forward", forward(ratio, coff, head_dim, ratio, 1), capability)
 
 
 @pytest.mark.parametrize("operation", CALLS)

@@ -80,8 +80,10 @@ def compare_times(
     show('Microseconds per call, medians. "host": the Python call in an unsynchronised loop;')
     show('"alone": one call until its kernels have finished. "deterministic" is the backward so')
     show("made or asked for.\n")
-    show("| ratio, coff, d, pack | call | host: peer / csa_runtime | alone: peer / csa_runtime |")
-    show("| --- | --- | --- | --- |")
+    both = f"{PEER} / {OURS}"
+    heading = ("ratio, coff, d, pack", "call", f"host: {both}", f"alone: {both}", "failed")
+    show(f"| {' | '.join(heading)} |")
+    show(f"| {' | '.join(['---'] * len(heading))} |")
     host = []
     for record in host_records(systems):
         host.append(record)
@@ -89,7 +91,7 @@ def compare_times(
     show("\nSums of kernel durations per call, microseconds (times that of a copy). The backward's")
     show("zero-fill of grad_ape is counted; the deterministic one needs none.\n")
     columns = [f"{who} {name}" for name in ("fwd", "bwd", "det") for who in (PEER, OURS)]
-    heading = ["ratio, coff, d, pack", "MB fwd / bwd", "copy fwd / bwd", *columns]
+    heading = ("ratio, coff, d, pack", "MB fwd / bwd", "copy fwd / bwd", *columns)
     show(f"| {' | '.join(heading)} |")
     show(f"| {' | '.join(['---'] * len(heading))} |")
     kernels = []
@@ -129,7 +131,7 @@ def host_line(record: dict[str, Any]) -> str:
     words = "; ".join(text for text in failed if text)
     kind = "class" if record["path"] == "classes" else "wrapper"
     call = f"{kind}, {record['operation']}"
-    return f"| {record['pack']} | {call} | {cells[0]} | {cells[1]} | {words}".rstrip(" |") + " |"
+    return f"| {' | '.join([record['pack'], call, *cells, words])} |"
 
 
 def kernel_line(record: dict[str, Any]) -> str:

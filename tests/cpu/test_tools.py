@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the measuring tools make of their arguments and of what they measured, without a GPU."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ROOT / "tools"
+
+
+@pytest.mark.L0
+@pytest.mark.parametrize("given", [("--launches", "50"), ("--batch", "0"), ("--batch", "-1")])
+def test_host_cost_refuses_what_makes_no_batch(tmp_path: Path, given: tuple[str, ...]) -> None:
+    """Before the C side reads the median of none."""
+    command = [sys.executable, str(TOOLS / "host_cost"), *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "no batch at all" in done.stderr
+
+
+@pytest.mark.L0
+def test_rows_of_times_have_the_headings_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table drops what lies beyond them: why a system has no time."""
+    monkeypatch.syspath_prepend(TOOLS)
+    from comparison import times
+
+    record = {
+        "pack": "4, 2, 128, 1x64", "path": "classes", "operation": "forward",
+        "times": {"csa_runtime": {"host": 1.0, "alone": 2.0}},
+        "peer": {"error": "RuntimeError: no"}, "csa_runtime": {},
+    }  # fmt: skip
+    failed = "| 4, 2, 128, 1x64 | class, forward | - / 1.0 | - / 2.0 | RuntimeError: no |"
+    assert times.host_line(record) == failed
+    assert times.host_line(record | {"peer": {}}) == failed.replace("RuntimeError: no", "")
