@@ -21,6 +21,18 @@ def test_host_cost_refuses_what_makes_no_batch(tmp_path: Path, given: tuple[str,
 
 
 @pytest.mark.L0
+@pytest.mark.parametrize("tool", ["attest", "capture_storm", "gate", "host_cost", "peer"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, tool: str
+) -> None:
+    option = "--log" if tool == "attest" else "--json"
+    for path, why in ((tmp_path / "none" / "x.json", "no folder"), (tmp_path, "is a folder")):
+        command = [sys.executable, str(TOOLS / tool), option, str(path)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 2 and why in done.stderr
+
+
+@pytest.mark.L0
 def test_rows_of_times_have_the_headings_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table drops what lies beyond them: why a system has no time."""
     monkeypatch.syspath_prepend(TOOLS)
