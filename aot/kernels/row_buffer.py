@@ -14,7 +14,7 @@ from cutlass import BFloat16, Float32, Int32
 from cutlass.cute import arch
 
 from aot.kernels import bf16
-from aot.kernels.memory import Matrix, copy_async, load_16, load_word_once, store_16
+from aot.kernels.memory import Matrix, copy_async, load_16, load_word_once
 from aot.kernels.ptx import select
 from aot.kernels.segments import WARP
 from aot.kernels.window_long import LongWindow
@@ -80,8 +80,7 @@ class RowBuffer:
             source = tensor.at(token + lane // self.pieces, column)
             target = self._piece(memory, slot, which, half, warp, lane)
             for k in range(0, self.window.run, self.together):
-                to, at = target + k * self.window.tile, source + k * tensor.stride
-                copy_async(to, at, 16)
+                copy_async(target + k * self.window.tile, source + k * tensor.stride, 16)
         else:
             columns, positions = self.window.columns, range(self.window.run)
             source = tensor.at(token, column)
@@ -119,7 +118,7 @@ class RowBuffer:
         source = self._piece(memory, slot, which, half, warp, lane)
         target = tensor.at(token + lane // self.pieces, column)
         for k in range(0, self.window.run, self.together):
-            store_16(target + k * tensor.stride, load_16(source + k * self.window.tile))
+            arch.store(target + k * tensor.stride, load_16(source + k * self.window.tile))
 
     def at(
         self, memory: cute.Pointer, slot: Int32, which: int, half: int, warp: Int32, lane: Int32

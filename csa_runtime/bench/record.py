@@ -14,6 +14,12 @@ SCHEMA = 1
 OURS, EAGER, PEER, COPY = "csa_runtime", "eager", "peer", "copy"
 
 
+def said(error: BaseException, limit: int = 160) -> str:
+    """An exception in one line, fit for a table."""
+    line = " ".join(f"{type(error).__name__}: {error}".replace("|", "/").split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
 class Key(NamedTuple):
     """What was measured: no two rows of a record have the same."""
 

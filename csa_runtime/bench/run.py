@@ -17,8 +17,8 @@ from csa_runtime.bench.eager import Eager
 from csa_runtime.bench.ours import Ours
 from csa_runtime.bench.packs import Pack
 from csa_runtime.bench.peer import DISTRIBUTION, Imported, Peer, lift_gate
-from csa_runtime.bench.record import EAGER, OURS, PEER, Record
-from csa_runtime.bench.sections import SECTIONS, Systems, said
+from csa_runtime.bench.record import EAGER, OURS, PEER, Record, said
+from csa_runtime.bench.sections import SECTIONS, Systems
 
 SEED = 0
 CACHE = 50 << 20  # bytes of second-level cache, where torch does not say

@@ -11,7 +11,7 @@ from csa_runtime.bench import clock, packs
 from csa_runtime.bench.clock import Call
 from csa_runtime.bench.packs import CALLS, Pack
 from csa_runtime.bench.problem import Problem, copy_of
-from csa_runtime.bench.record import COPY, EAGER, Row
+from csa_runtime.bench.record import COPY, EAGER, Row, said
 
 BOTH = (*CALLS, "both")  # forward and then backward
 ATTEMPTS = 3  # the profiler may lose records
@@ -34,12 +34,6 @@ Systems = dict[str, System]
 Found = float | dict[str, float]
 Clock = Callable[[Call, int], Found]  # a call and the bytes it moves
 Rows = Iterator[tuple[Pack, Row]]
-
-
-def said(error: BaseException, limit: int = 160) -> str:
-    """An exception in one line, fit for a table."""
-    line = " ".join(f"{type(error).__name__}: {error}".replace("|", "/").split())
-    return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def in_turn(calls: list[Call]) -> Call:
@@ -95,7 +89,7 @@ def in_graph(run: Call, moved: int) -> Found:
     return clock.graph_time(run)
 
 
-def in_kernels(run: Call, moved: int) -> Found:
+def in_kernels(run: Call, moved: int) -> dict[str, float]:
     """Sums of kernel durations, tried again where the profiler lost records."""
     for _ in range(ATTEMPTS - 1):
         try:

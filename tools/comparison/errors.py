@@ -9,7 +9,8 @@ import torch
 
 from comparison.bad_arguments import CASES, MISSING, READ, WIDE, Arguments, Case
 from comparison.sequences import SEQUENCES, Sequence
-from comparison.systems import OURS, PEER, System, said, wait
+from comparison.systems import OURS, PEER, System, wait
+from csa_runtime.bench.record import said
 from support.packs import random_pack
 
 WINDOW = {"ratio": 4, "coff": 2}

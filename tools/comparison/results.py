@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from comparison.systems import OURS, PEER, System, said, wait
+from comparison.systems import OURS, PEER, System, wait
+from csa_runtime.bench.record import said
 from gpu.tolerance import MAX_ABS, SHARE
 from support.eager import eager
 from support.packs import Pack, random_pack

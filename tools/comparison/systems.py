@@ -64,13 +64,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def said(error: BaseException, limit: int = 160) -> str:
-    """An exception in one line, fit for a table."""
-    text = f"{type(error).__name__}: {error}".replace("|", "/")
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 3] + "..."
-
-
 def wait(device: str) -> None:
     """Until the device has done all that it was given; errors of its kernels surface here."""
     if device != "cpu":

@@ -4,13 +4,13 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from comparison.systems import OURS, PEER, System, said
-from csa_runtime.bench.clock import host_times, kernel_times, loops_for, raise_clocks
+from comparison.systems import OURS, PEER, System
+from csa_runtime.bench.clock import host_times, raise_clocks
 from csa_runtime.bench.packs import HOST, TWELVE, Pack
 from csa_runtime.bench.peer import Operations
 from csa_runtime.bench.problem import Problem, copy_of
-
-ATTEMPTS = 3  # the profiler may lose records
+from csa_runtime.bench.record import said
+from csa_runtime.bench.sections import in_kernels
 
 
 def made_for(
@@ -27,16 +27,13 @@ def made_for(
     return found
 
 
-def profiled(call: Callable[[], Any], loops: int) -> dict[str, Any]:
-    """Kernel durations, tried again where the profiler lost records."""
-    for attempt in range(ATTEMPTS):
-        try:
-            kernels = kernel_times(call, loops)
-            return {"total_us": sum(kernels.values()), "kernels_us": kernels}
-        except RuntimeError as error:
-            if attempt == ATTEMPTS - 1:
-                return {"error": said(error)}
-    return {}
+def profiled(call: Callable[[], Any], moved: int) -> dict[str, Any]:
+    """Kernel durations of a call that moves so many bytes, or why there are none."""
+    try:
+        kernels = in_kernels(call, moved)
+    except Exception as error:
+        return {"error": said(error)}
+    return {"total_us": sum(kernels.values()), "kernels_us": kernels}
 
 
 def host_records(systems: tuple[System, System]) -> Iterator[dict[str, Any]]:
@@ -61,14 +58,11 @@ def kernel_record(systems: tuple[System, System], pack: Pack) -> dict[str, Any]:
     for name in ("forward", "backward"):
         moved = pack.bytes(name)
         record["bytes"][name] = moved
-        record["copy"][name] = profiled(copy_of(moved), loops_for(moved))
+        record["copy"][name] = profiled(copy_of(moved), moved)
     for who, each in made.items():
         for name, call in each.kernels.items():
             moved = pack.bytes("forward" if name == "forward" else "backward")
-            try:
-                record[who][name] = profiled(call, loops_for(moved))
-            except Exception as error:
-                record[who][name] = {"error": said(error)}
+            record[who][name] = profiled(call, moved)
     return record
 
 
