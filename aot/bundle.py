@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
 MAGIC = b"CSABNDL\0"
 MANIFEST = "manifest.json"
 IMAGE_ALIGNMENT = 64

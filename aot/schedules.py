@@ -50,6 +50,7 @@ def _short(ratio: int, coff: int) -> tuple[Row, ...]:
         (forward + "2", moving(13), 7, 0, 0, "3.1 us, 4 columns 3.3, at 9 MB; at 36 9.4 to 8.4"),
         (forward + "4", moving(50), 7, 0, 0, "8.4 us, past the first-level cache 10.2, at 36 MB"),
         (forward + "2_once", moving(400), 7, 0, 0, "65 us in 1 or 512 segments, 4 columns 68, 72"),
+        (forward + "4", moving(800), 7, 0, 0, "132 us in 1 segment, four rows a thread 135"),
         (forward + "4_n4", ANY, 7, 0, 0, "264 us in 1 or 2,048 segments, a row a thread 261, 280"),
         (forward + "2", ANY, 7, 0, 0, "for what 4 columns cannot serve"),
         (forward + "1", ANY, 7, 0, 0, "serves everything"),

@@ -119,6 +119,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             )
             window.store(grad_kv, token, head_dim, column, own, previous, to_kv)
             window.store(grad_score, token, head_dim, column, own, previous, to_score)
+        arch.cp_async_wait_group(0)  # nothing may arrive once the block is gone
         if workspace.toint() != 0:
             arch.sync_threads()
             table.write(shared, thread, window.as_lists(sums))

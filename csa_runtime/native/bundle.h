@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CSA_BUNDLE_SCHEMA = 1, CSA_MAX_PARAMETERS = 24, CSA_MAX_FAMILIES = 128 };
+enum { CSA_BUNDLE_SCHEMA = 2, CSA_MAX_PARAMETERS = 24, CSA_MAX_FAMILIES = 128 };
 enum csa_operation { CSA_FORWARD = 1, CSA_BACKWARD = 2, CSA_FINISH = 3 };
 
 /* Short: a thread holds a row's whole window. Long: a block's warps share it. */

@@ -86,11 +86,11 @@ static int nothing_fits(const struct csa_bundle *bundle, const struct csa_target
                     "them",
                     bundle->source, csa_operation_name(f->operation), a->ratio, a->coff,
                     target->arch, target->capability / 10, target->capability % 10);
-  return csa_fail(CSA_ERROR_VALUE,
-                  "no %s variant of ratio %d, coff %d on sm_%d serves head_dim %lld with these "
-                  "base addresses and row strides; align them to 16 bytes",
-                  csa_operation_name(f->operation), a->ratio, a->coff, target->arch,
-                  (long long)a->head_dim);
+  return csa_fail(
+      CSA_ERROR_VALUE,
+      "no %s variant of ratio %d, coff %d on sm_%d serves head_dim %lld with these "
+      "base addresses and row strides; align them to 16 bytes, and head_dim to 8 elements",
+      csa_operation_name(f->operation), a->ratio, a->coff, target->arch, (long long)a->head_dim);
 }
 
 static int force(const struct csa_bundle *bundle, const struct csa_target *target, int32_t family,

@@ -191,7 +191,7 @@ _Static_assert(sizeof(long) == 8, "a long holds every field");
 /* The usual case, a positive integer that fits, without the checks of `assign`; 0 if it is not.
  * PyLong_AsLongAndOverflow reads an address in a third of PyLong_AsLongLong's time. */
 static inline int assign_plain(const struct field *field, PyObject *value, struct csa_call *call) {
-  if (field->kind > STREAM || value == Py_None) return 0;
+  if (field->kind > STREAM || !PyLong_CheckExact(value)) return 0;
   int overflow;
   long number = PyLong_AsLongAndOverflow(value, &overflow);
   if (number <= 0) {

@@ -30,6 +30,12 @@ PyObject *csa_py_bind_torch(PyObject *self, PyObject *const *values, Py_ssize_t 
   return Py_None;
 }
 
+static bool is_empty(const dl_tensor *view) {
+  bool empty = false;
+  for (int32_t i = 0; i < view->ndim; i++) empty |= view->shape[i] == 0;
+  return empty;
+}
+
 bool csa_torch_has_memory(PyObject *tensor, dl_tensor *view) {
   PyObject *type = (PyObject *)Py_TYPE(tensor);
   if (describe == NULL || (type != tensor_type && type != parameter_type)) return false;
@@ -37,6 +43,7 @@ bool csa_torch_has_memory(PyObject *tensor, dl_tensor *view) {
     PyErr_Clear(); /* the array operations find out again, and explain */
     return false;
   }
+  if (view->data == NULL && !is_empty(view)) return false; /* a wrapper around another tensor */
   view->data = (char *)view->data + view->byte_offset;
   return view->device_type == DL_CUDA && view->lanes == 1 && view->strides != NULL;
 }

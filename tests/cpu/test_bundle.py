@@ -56,7 +56,7 @@ def unpack(data: bytes) -> dict[str, Any]:
     (total,) = struct.unpack_from("<Q", data, 16)
     variants, schedules, images, zero = struct.unpack_from("<4I", data, 24)
     at_variants, at_schedules, at_images = struct.unpack_from("<3Q", data, 40)
-    assert (schema, header_bytes, total, zero) == (1, 128, len(data), 0)
+    assert (schema, header_bytes, total, zero) == (2, 128, len(data), 0)
     assert (at_variants, at_schedules) == (128, 128 + 128 * variants)
     assert at_images == at_schedules + 64 * schedules
     assert not any(data[96:128])
@@ -164,7 +164,7 @@ def test_cut_missing_and_unlisted_images_are_all_named(
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda m: m.update(schema=2), "schema"),
+        (lambda m: m.update(schema=1), "schema"),
         (lambda m: m.pop("variants"), "malformed"),
         (lambda m: m["variants"].append(m["variants"][0]), "share a name"),
         (lambda m: m["variants"][0]["params"].append("color"), "unknown ones"),

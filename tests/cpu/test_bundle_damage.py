@@ -42,8 +42,8 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "another magic": (lambda b: b"X" + b[1:], "no bundle.bin"),
     "another schema": (
-        lambda b: with_header(b, schema=2),
-        "has schema 2; this library reads schema 1",
+        lambda b: with_header(b, schema=1),
+        "has schema 1; this library reads schema 2",
     ),
     "another header size": (lambda b: with_header(b, header_bytes=64), "bad header size"),
     "a bit of the tables": (lambda b: flip(b, 200), "tables: sha256 differs"),
