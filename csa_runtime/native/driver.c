@@ -97,7 +97,8 @@ static int open_driver(void) {
     const char *why = dlerror();
     return csa_fail_driver("CUDA_ERROR_SHARED_OBJECT_INIT_FAILED",
                            CU_ERROR_SHARED_OBJECT_INIT_FAILED, "dlopen",
-                           "no CUDA driver (%s); install the NVIDIA driver, or use the CPU paths",
+                           "no CUDA driver (%s); install the NVIDIA driver, or pass tensors in host "
+                           "memory to the operations of csa_runtime that take tensors",
                            why != NULL ? why : "libcuda.so.1");
   }
   void *version = dlsym(handle, "cuDriverGetVersion");
