@@ -1,115 +1,176 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The net of random problems on the CPU: the reference passes it, planted faults do not."""
+"""The net of random problems on the CPU: what it draws, and that the reference passes it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import csa_runtime
-from csa_runtime.reference import reference_backward, reference_forward
-from gpu import corpus, oracle, problems
+from gpu import corpus, problems, tolerance
 from gpu.corpus import Spec
-from gpu.corpus_check import Oracles, Shares, check, check_hostile
-from gpu.harness import Problem
-from gpu.problems import LONG, Packing, Values
+from gpu.corpus_check import Shares, check, check_hostile
+from gpu.problems import LONG
+from gpu.test_corpus import run_all
+from support import expected, fake
+from support.corpus_reference import ORACLES, Reference
 
 pytestmark = pytest.mark.L0
 
-CONFIGS = pytest.mark.parametrize(("ratio", "coff"), [*problems.CONFIGS, *problems.LONG_CONFIGS])
+WINDOWS = [*problems.CONFIGS, *problems.LONG_CONFIGS]
+CONFIGS = pytest.mark.parametrize(("ratio", "coff"), WINDOWS)
 ELEMENTS = (500, 3_000)
-Grads = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
-@dataclass
-class Reference:
-    """The library's CPU path as the only variant; `spoil` may then do harm, `spoil_at` calls in.
-
-    spoil: of the problem and what the call wrote to.
-    """
-
-    spoil: Callable[..., None] | None = None
-    device = torch.device("cpu")
-    calls: int = 0
-
-    def variants(self, operation: str, p: Problem, outputs: Any) -> list[str | None]:
-        """The one there is."""
-        return [None]
-
-    def forward(self, p: Problem, out: torch.Tensor, variant: str | None) -> None:
-        """Computes `out`."""
-        options = {"ratio": p.ratio, "coff": p.coff, "total_comp": p.packing.rows}
-        csa_runtime.compressor_forward(*inputs(p.given, p), **options, out=out)
-        self.end(p, out)
-
-    def backward(
-        self, p: Problem, grads: Grads, variant: str | None, accumulate: bool, surroundings: int
-    ) -> None:
-        """Computes the gradients."""
-        csa_runtime.compressor_backward(
-            *inputs(p.given, p), p.given.grad_out, ratio=p.ratio, coff=p.coff,
-            grads=grads, accumulate=accumulate and grads[2] is not None,
-        )  # fmt: skip
-        self.end(p, *grads)
-
-    def end(self, p: Problem, *written: torch.Tensor | None) -> None:
-        """Does the harm."""
-        self.calls += 1
-        if self.spoil is not None:
-            self.spoil(self, p, *written)
-
-
-def inputs(given: Values, p: Problem | Packing) -> tuple[Any, ...]:
-    """Positional arguments of the array calls."""
-    prefixes = (
-        torch.as_tensor(getattr(p, name), dtype=torch.int32)
-        for name in ("cu_seqlens", "cu_seqlens_comp")
-    )
-    return given.kv, given.score, given.ape, *prefixes
-
-
-def output(packing: Packing, given: Values, ratio: int, coff: int) -> oracle.Output:
-    """The bounds of the GPU's oracle around the reference's `out`."""
-    found = oracle.output(packing, given, ratio, coff)
-    options = {"ratio": ratio, "coff": coff, "total_comp": packing.rows}
-    return replace(found, out=reference_forward(*inputs(given, packing), **options))
-
-
-def gradients(
-    packing: Packing, given: Values, ratio: int, coff: int, dtype: torch.dtype = torch.float32
-) -> oracle.Gradients:
-    """The reference's, which fuses what R fuses; torch's does so on a GPU alone. fp64 is torch's."""
-    if dtype != torch.float32:
-        return oracle.gradients(packing, given, ratio, coff, dtype)
-    window = {"ratio": ratio, "coff": coff}
-    kv, score, _ = reference_backward(*inputs(given, packing), given.grad_out, **window)
-    # Unrounded, each token's gradient is an addend of grad_ape.
-    wide = replace(given, kv=given.kv.float(), score=given.score.float())
-    _, addends, total = reference_backward(*inputs(wide, packing), given.grad_out.float(), **window)
-    scale = torch.zeros(ratio, given.kv.shape[1], dtype=torch.float64)
-    d = given.grad_out.shape[1]
-    starts, follows = oracle.block_starts(packing, ratio, packing.computed)
-    places = starts[:, None] + torch.arange(ratio)
-    scale[:, -d:] += addends.double().abs()[:, -d:][places].sum(dim=0)
-    if coff == 2:
-        scale[:, :d] += addends.double().abs()[:, :d][places[follows] - ratio].sum(dim=0)
-    if total is None:
-        total = torch.zeros_like(scale)
-    return oracle.Gradients(kv, score, total, total.double(), scale)
-
-
-ORACLES = Oracles(output, gradients)
+def request(seed: int | None = None) -> Any:
+    """What pytest tells a test: which seed was asked for."""
+    config = SimpleNamespace(getoption=lambda name: seed)
+    return SimpleNamespace(config=config, node=SimpleNamespace(nodeid="a test"))
 
 
 @CONFIGS
 def test_the_reference_passes(ratio: int, coff: int) -> None:
     runner, shares = Reference(), Shares()
-    for seed in range(60 if ratio == LONG else 400):
-        spec = corpus.draw(seed, ratio, coff, ELEMENTS)
-        try:
-            check(spec, runner, ORACLES, shares)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{spec}") from error
+    run_all(
+        request(),
+        8 if ratio == LONG else 60,
+        lambda seed: corpus.draw(seed, ratio, coff, ELEMENTS),
+        lambda spec: check(spec, runner, ORACLES, shares),
+    )
     assert not shares.broken(ratio)
+
+
+@CONFIGS
+def test_the_reference_stays_inside_under_any_prefixes(ratio: int, coff: int) -> None:
+    run_all(
+        request(),
+        8 if ratio == LONG else 30,
+        lambda seed: corpus.hostile(seed, ratio, coff),
+        lambda spec: check_hostile(spec, Reference()),
+    )
+
+
+def test_too_many_elements_off_by_a_step_are_found_together() -> None:
+    shares = Shares()
+    wanted = torch.ones(1000)
+    found = wanted.clone()
+    found[:2] += 2.0**-7
+    for _ in range(tolerance.COUNTABLE // 1000):
+        shares.add("fine", "out", wanted, wanted)
+        shares.add("coarse", "out", found, wanted)
+    (broken,) = shares.broken(LONG)
+    assert broken.startswith("coarse: 40 of 20000 elements of out")
+
+
+def test_a_failure_names_the_problem_and_runs_alone() -> None:
+    ran = []
+
+    def fails(spec: Spec) -> None:
+        ran.append(spec.seed)
+        assert spec.seed != 3, "some reason"
+
+    with pytest.raises(AssertionError, match="a test --corpus 3\nsome reason") as e:
+        run_all(request(), 6, lambda seed: corpus.draw(seed, 4, 2), fails)
+    assert ran == [*range(6)] and repr(corpus.draw(3, 4, 2)) in str(e.value)
+    with pytest.raises(AssertionError, match="a test --corpus 3"):
+        run_all(request(3), 6, lambda seed: corpus.draw(seed, 4, 2), fails)
+    assert ran == [*range(6), 3]
+
+
+def each_kind(specs: list[Spec]) -> Iterator[str]:
+    """What the problems have, a word for each."""
+    for spec in specs:
+        packing, ratio = spec.packing, spec.ratio
+        yield from (spec.kind, f"ape {spec.ape}", f"accumulate {spec.accumulate}")
+        yield from (f"special {name}" for name in spec.special)
+        yield from (f"joined {first}" for first, _ in spec.joined)
+        yield f"extreme {bool(spec.extreme and spec.special)}"
+        for name, place in spec.places.items():
+            yield f"{name} aligned {min(place.offset & -place.offset or 16, 16)}"
+            if name in ("kv", "score", "grad_out"):
+                columns = spec.head_dim if name == "grad_out" else spec.width
+                yield f"{name} {'repeats' if not place.stride else place.stride < columns}"
+            if place.stride > 2 * spec.width:
+                yield f"{name} apart"
+        lengths = [b - a for a, b in zip(packing.cu_seqlens, packing.cu_seqlens[1:], strict=False)]
+        yield from {"empty" for length in lengths if length == 0}
+        yield from {"shorter" for length in lengths if 0 < length < ratio}
+        yield from {"exact" for length in lengths if length and length % ratio == 0}
+        yield from {"tail" for length in lengths if length > ratio and length % ratio}
+        yield f"segments {min(len(lengths), 2)}"
+        yield f"start {bool(packing.cu_seqlens[0])}"
+        yield f"after {packing.tokens > packing.cu_seqlens[-1]}"
+        yield f"padding rows {packing.rows > packing.computed}"
+        yield f"beyond capacity {packing.cu_seqlens_comp[-1] > packing.rows}"
+        yield f"rows {bool(packing.rows)}"
+        yield f"head_dim modulo 8 {spec.head_dim % 8}"
+        yield f"head_dim over 256 {spec.head_dim > 256}"
+
+
+@CONFIGS
+def test_the_problems_are_well_formed_and_of_every_kind(ratio: int, coff: int) -> None:
+    specs = [corpus.draw(seed, ratio, coff) for seed in range(400)]
+    assert specs[:50] == [corpus.draw(seed, ratio, coff) for seed in range(50)]
+    for spec in specs:
+        prefixes = (
+            torch.tensor(entries, dtype=torch.int32)
+            for entries in (spec.packing.cu_seqlens, spec.packing.cu_seqlens_comp)
+        )
+        csa_runtime.check_prefixes(*prefixes, spec.packing.tokens, ratio=ratio)
+    found = Counter(each_kind(specs))
+    wanted = set(corpus.LONG_KINDS if ratio == LONG else corpus.SHORT_KINDS)
+    wanted |= {f"{x} {flag}" for x in ("ape", "accumulate", "extreme") for flag in (True, False)}
+    wanted |= {f"special {name}" for name in corpus.SPRINKLED} | {"joined kv", "joined grad_kv"}
+    tensors = ("kv", "score", "out", "grad_out", "grad_kv", "grad_score")
+    wanted |= {f"{name} aligned {unit}" for name in tensors for unit in (2, 4, 8, 16)}
+    wanted |= {f"{name} {how}" for name in ("kv", "score", "grad_out") for how in ("repeats", True)}
+    wanted |= {"empty", "shorter", "exact", "tail"} | {f"segments {count}" for count in range(3)}
+    for what in ("start", "after", "padding rows", "beyond capacity", "rows", "head_dim over 256"):
+        wanted |= {f"{what} True", f"{what} False"}
+    wanted |= {f"head_dim modulo 8 {rest}" for rest in range(8)}
+    rare = {name: found[name] for name in wanted if found[name] < 2}
+    assert not rare, rare
+
+
+@CONFIGS
+def test_most_hostile_prefixes_are_malformed(ratio: int, coff: int) -> None:
+    specs = [corpus.hostile(seed, ratio, coff) for seed in range(200)]
+    malformed = 0
+    for spec in specs:
+        prefixes = (
+            torch.tensor(entries, dtype=torch.int32)
+            for entries in (spec.packing.cu_seqlens, spec.packing.cu_seqlens_comp)
+        )
+        try:
+            csa_runtime.check_prefixes(*prefixes, spec.packing.tokens, ratio=ratio)
+        except ValueError:
+            malformed += 1
+    assert malformed > 150
+
+
+LAUNCHES = """
+import torch
+import gpu.buffers
+gpu.buffers.DEVICE = torch.device("cpu")  # the driver only counts
+from gpu import corpus, harness, problems
+from gpu.corpus_check import check_hostile
+from gpu.test_corpus import Kernels
+harness.stream = lambda: 0
+kernels = Kernels()
+for ratio, coff in (*problems.CONFIGS, *problems.LONG_CONFIGS):
+    for seed in range(60):
+        check_hostile(corpus.draw(seed, ratio, coff), kernels)
+        check_hostile(corpus.hostile(seed, ratio, coff), kernels)
+emit({name: count for (name, arch), count in _native.launch_counts().items()})
+"""
+
+
+def test_the_launcher_takes_every_problem_and_every_variant_gets_its_share() -> None:
+    launched = fake.run(LAUNCHES, FAKE_CUDA_DEVICES="90").output
+    images = [image for image in expected.manifest()["images"] if image["arch"] == 90]
+    rare = {i["variant"]: launched.get(i["variant"], 0) for i in images}
+    rare = {name: count for name, count in rare.items() if count < 8}
+    assert not rare, rare

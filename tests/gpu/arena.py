@@ -118,7 +118,7 @@ class Arena:
         if at >= area.extent:
             return f"{at - area.extent} elements behind {name}"
         row, column = divmod(at, area.stride) if area.stride else (0, at)
-        if column >= area.columns and row:
+        if column >= area.columns:
             return f"{column - area.columns} elements behind row {row} of {name}"
         return f"in {name} at ({row}, {column})"
 

@@ -13,7 +13,7 @@ from gpu import problems
 from gpu.problems import LONG, Packing
 
 BIG = 2**31 - 1
-ELEMENTS = (4_000, 20_000, 60_000)  # of kv, about
+ELEMENTS = (4_000, 20_000, 100_000)  # of kv, about
 HUGE_ELEMENTS = 1_500_000
 MOST_SEGMENTS = 400
 
@@ -124,21 +124,21 @@ def hostile(seed: int, ratio: int, coff: int) -> Spec:
 
 def _head_dim(dice: random.Random) -> int:
     kind = dice.random()
-    if kind < 0.35:
+    if kind < 0.2:
         return dice.randrange(1, 41)
-    if kind < 0.6:
+    if kind < 0.55:
         return 8 * dice.randrange(1, 17)
-    if kind < 0.8:
+    if kind < 0.7:
         return dice.choice((1, 2, 4)) * dice.randrange(1, 65)
     return dice.choice((127, 128, 128, 129, 130, 252, 255, 256, 260, 511, 512, 512, 576))
 
 
 def _packing(dice: random.Random, ratio: int, tokens: int) -> Packing:
-    style = dice.choice(("mixed", "mixed", "mixed", "huge", "many", "tiny", "exact", "idle"))
+    style = dice.choice(("mixed",) * 5 + ("huge", "many", "exact") * 2 + ("tiny", "idle"))
     lengths = _lengths(dice, style, ratio, tokens)
     start, after = (dice.choice((0, 0, 1, ratio - 1, ratio, 2 * ratio + 3)) for _ in range(2))
     extra = dice.choice((0, 0, 0, 1, 5, 40))
-    drop = dice.choice((0, 0, 0, 0, 1, 2))
+    drop = dice.choice((0,) * 8 + (1, 2))
     made = problems.packing(
         style, ratio, lengths, start=start, after=after, extra_rows=extra, drop=drop
     )
@@ -156,17 +156,25 @@ def _lengths(dice: random.Random, style: str, ratio: int, tokens: int) -> list[i
     if style == "idle":
         return [0] * dice.randrange(0, 4)
     if style == "huge":
-        before, behind = ([dice.randrange(2 * ratio) for _ in range(dice.randrange(3))] for _ in "ab")
+        before, behind = (
+            [dice.randrange(2 * ratio) for _ in range(dice.randrange(3))] for _ in "ab"
+        )
         return [*before, tokens, *behind]
     one_of = {
         "tiny": lambda: dice.randrange(ratio),
         "exact": lambda: ratio * dice.randrange(1, 5),
         "many": lambda: dice.choice((0, ratio, dice.randrange(2 * ratio))),
         "mixed": lambda: dice.choice(
-            (0, dice.randrange(1, ratio), ratio, ratio * dice.randrange(1, 7), dice.randrange(9 * ratio))
+            (
+                0,
+                dice.randrange(1, ratio),
+                ratio,
+                ratio * dice.randrange(1, 7),
+                dice.randrange(9 * ratio),
+            )
         ),
     }[style]
-    most = MOST_SEGMENTS if style == "many" else dice.choice((1, 2, 5, 33, 70))
+    most = MOST_SEGMENTS if style == "many" else dice.choice((2, 5, 33, 70))
     lengths: list[int] = []
     while len(lengths) < most and sum(lengths) < tokens:
         lengths.append(one_of())
@@ -177,8 +185,8 @@ def _layout(
     dice: random.Random, width: int, head_dim: int
 ) -> tuple[tuple[tuple[str, str], ...], dict[str, Place]]:
     """Alignments are mostly common to all tensors: what one lacks, a wide variant cannot serve."""
-    common = dice.choice((16, 16, 16, 16, 16, 8, 8, 4, 4, 2, 2))
-    mixed = dice.random() < 0.15
+    common = dice.choice((16,) * 8 + (8, 8, 4, 4, 2, 2))
+    mixed = dice.random() < 0.12
     apart = dice.random() < 0.6  # rows
     places = {}
     for name in ("kv", "score", "out", "grad_out", "grad_kv", "grad_score"):
@@ -195,7 +203,7 @@ def _layout(
             elif repeated < 0.1:
                 stride = unit * dice.randrange(1, max(columns // unit, 2))
         places[name] = Place(alignment * dice.randrange(256 // alignment), stride)
-    for name, alignment in (("ape", dice.choice((16, 16, 16, 8, 4))), ("grad_ape", 4)):
+    for name, alignment in (("ape", dice.choice((16,) * 6 + (8, 4))), ("grad_ape", 4)):
         places[name] = Place(alignment * dice.randrange(256 // alignment), width)
     for name in ("cu_seqlens", "cu_seqlens_comp"):
         places[name] = Place(4 * dice.randrange(64), 1)

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from gpu import corpus_values, harness, oracle, tally, tolerance
-from gpu.arena import Arena, Area
+from gpu.arena import Area, Arena
 from gpu.buffers import INTEGER
 from gpu.corpus import LONG, Spec
 from gpu.harness import Problem
@@ -236,9 +236,7 @@ def _check_gradients(
             masks = tolerance.masks_differ(name, found[name], getattr(near, name))
             assert not masks, masks
         for name, tensor in found.items() if exact is not None else ():
-            _assert_near(
-                name, tensor, getattr(near, name), getattr(exact, name), gate=spec.gate
-            )
+            _assert_near(name, tensor, getattr(near, name), getattr(exact, name), gate=spec.gate)
     if "grad_ape" in found:
         certain = near.grad_ape_scale.isnan()
         assert bool(found["grad_ape"].isnan()[certain].all()), "grad_ape lost a NaN"

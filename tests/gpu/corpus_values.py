@@ -91,9 +91,7 @@ SHAPED = {
 
 
 def _factors(spec: Spec) -> tuple[str, ...]:
-    """Tensors whose infinities meet the smallest weights: not bit for bit R's, unlike gradients of
-    ratio 2 and 4.
-    """
+    """Tensors whose infinite products with the smallest weights are not promised to be R's."""
     return ("kv", "grad_out") if spec.ratio == LONG else ("kv",)
 
 

@@ -19,9 +19,7 @@ from gpu.harness import Problem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.L0]
 
-CONFIGS = pytest.mark.parametrize(
-    ("ratio", "coff"), [*problems.CONFIGS, *problems.LONG_CONFIGS]
-)
+CONFIGS = pytest.mark.parametrize(("ratio", "coff"), [*problems.CONFIGS, *problems.LONG_CONFIGS])
 WELL_FORMED, HOSTILE = 400, 200  # problems of a window
 SHOWN = 3  # failures, after which a test stops
 
@@ -80,7 +78,10 @@ class Kernels:
 
 
 def run_all(
-    request: pytest.FixtureRequest, count: int, problem: Callable[[int], Spec], one: Callable[[Spec], None]
+    request: pytest.FixtureRequest,
+    count: int,
+    problem: Callable[[int], Spec],
+    one: Callable[[Spec], None],
 ) -> None:
     """Checks the problems of seeds 0, 1, ..., or of the one asked for; shows those that fail."""
     asked = request.config.getoption("--corpus")
@@ -93,7 +94,8 @@ def run_all(
             failures.append(f"{request.node.nodeid} --corpus {seed}\n{error}\n{spec}")
             if len(failures) == SHOWN or not isinstance(error, AssertionError):
                 break
-    assert not failures, "\n\n".join(["", *failures])
+    if failures:
+        raise AssertionError("\n\n".join(failures))
 
 
 @CONFIGS
