@@ -11,9 +11,10 @@ from gpu import corpus, problems
 from gpu.corpus import Spec
 from gpu.corpus_check import Shares, check, check_hostile
 from gpu.harness import Problem
-from support.corpus_reference import ORACLES, Reference
+from support.corpus_reference import ORACLES, Reference, own_tally
 
 pytestmark = pytest.mark.L0
+__all__ = ["own_tally"]  # a fixture of every test here
 
 WINDOWS = [*problems.CONFIGS, *problems.LONG_CONFIGS]
 CONFIGS = pytest.mark.parametrize(("ratio", "coff"), WINDOWS)

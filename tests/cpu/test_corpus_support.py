@@ -14,11 +14,12 @@ from gpu import corpus, problems, tolerance
 from gpu.corpus import Spec
 from gpu.corpus_check import Shares, check, check_hostile
 from gpu.problems import LONG
-from gpu.test_corpus import run_all
+from gpu.test_corpus import WELL_FORMED_LONG, run_all
 from support import expected, fake
-from support.corpus_reference import ORACLES, Reference
+from support.corpus_reference import ORACLES, Reference, own_tally
 
 pytestmark = pytest.mark.L0
+__all__ = ["own_tally"]  # a fixture of every test here
 
 WINDOWS = [*problems.CONFIGS, *problems.LONG_CONFIGS]
 CONFIGS = pytest.mark.parametrize(("ratio", "coff"), WINDOWS)
@@ -112,7 +113,7 @@ def each_kind(specs: list[Spec]) -> Iterator[str]:
 
 @CONFIGS
 def test_the_problems_are_well_formed_and_of_every_kind(ratio: int, coff: int) -> None:
-    specs = [corpus.draw(seed, ratio, coff) for seed in range(400)]
+    specs = [corpus.draw(seed, ratio, coff) for seed in range(WELL_FORMED_LONG)]
     assert specs[:50] == [corpus.draw(seed, ratio, coff) for seed in range(50)]
     for spec in specs:
         prefixes = (

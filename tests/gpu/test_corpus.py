@@ -16,11 +16,13 @@ from gpu.buffers import DEVICE, GUARD
 from gpu.corpus import Spec
 from gpu.corpus_check import Oracles, Shares, check, check_hostile
 from gpu.harness import Problem
+from gpu.problems import LONG
 
 pytestmark = [pytest.mark.gpu, pytest.mark.L0]
 
 CONFIGS = pytest.mark.parametrize(("ratio", "coff"), [*problems.CONFIGS, *problems.LONG_CONFIGS])
-WELL_FORMED, HOSTILE = 400, 200  # problems of a window
+# Problems of a window; long ones take longest.
+WELL_FORMED, WELL_FORMED_LONG, HOSTILE = 400, 250, 200
 SHOWN = 3  # failures, after which a test stops
 
 
@@ -103,7 +105,7 @@ def test_random_problems(request: pytest.FixtureRequest, ratio: int, coff: int) 
     kernels, shares = Kernels(), Shares()
     run_all(
         request,
-        WELL_FORMED,
+        WELL_FORMED_LONG if ratio == LONG else WELL_FORMED,
         lambda seed: corpus.draw(seed, ratio, coff),
         lambda spec: check(spec, kernels, Oracles(), shares),
     )

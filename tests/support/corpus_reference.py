@@ -3,18 +3,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 
 import csa_runtime
 from csa_runtime.reference import reference_backward, reference_forward
-from gpu import oracle
+from gpu import oracle, tally
 from gpu.corpus_check import Oracles
 from gpu.harness import Problem
 from gpu.problems import Packing, Values
+
+
+@pytest.fixture(autouse=True)
+def own_tally(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the CPU compares, planted faults too, stays out of the GPU suite's record."""
+    monkeypatch.setattr(tally, "COMPARED", Counter())
+    monkeypatch.setattr(tally, "WORST", {})
+
 
 Grads = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
