@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from csa_runtime import diagnostics, ops
+from csa_runtime.compat_repeat import Repeats
 from csa_runtime.compat_samples import CPU, Samples
 from csa_runtime.compat_streams import on_stream
 
@@ -180,6 +181,7 @@ class CSACompressorBackward(_Compressor):
         samples = (sample_kv, sample_score, sample_ape, sample_cu_seqlens, sample_cu_seqlens_comp)
         super().__init__(*samples, sample_out, ratio=ratio, coff=coff)
         self.deterministic = bool(deterministic)
+        self._repeats = Repeats(ratio, coff)
 
     def scratch_workspace_bytes(self) -> int:
         """Bytes that suffice for `execute(workspace=)`, for every device and alignment; no driver.
@@ -228,6 +230,12 @@ class CSACompressorBackward(_Compressor):
             ValueError: before `compile()`, or arrays that are not as their samples.
             RuntimeError: a failed launch.
         """
+        inputs = (kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out)
+        grads = (grad_kv, grad_score, grad_ape)
+        everything = (*inputs, *grads)
+        accumulate = not self.deterministic
+        if self._repeats.launch(everything, accumulate, current_stream, workspace):
+            return
         self._check_call(kv, cu_seqlens, grad_out)
         if workspace is not None and not str(getattr(workspace, "dtype", "uint8")).endswith(
             "uint8"
@@ -236,8 +244,6 @@ class CSACompressorBackward(_Compressor):
                 f"workspace is {workspace.dtype}; contiguous uint8 is allowed: allocate "
                 "scratch_workspace_bytes() of it"
             )
-        inputs = (kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out)
-        grads = (grad_kv, grad_score, grad_ape)
 
         def backward(stream: Any) -> tuple[Any, ...]:
             ops.compressor_backward(
@@ -246,9 +252,10 @@ class CSACompressorBackward(_Compressor):
                 coff=self.coff,
                 grads=grads,
                 workspace=workspace,
-                accumulate=not self.deterministic,
+                accumulate=accumulate,
                 stream=stream,
             )
             return ()
 
-        on_stream(backward, (*inputs, *grads, workspace), current_stream)
+        on_stream(backward, (*everything, workspace), current_stream)
+        self._repeats.learn(everything, workspace)
