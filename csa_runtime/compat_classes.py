@@ -137,6 +137,11 @@ class CSACompressorForward(_Compressor):
             RuntimeError: a failed launch.
         """
         self._check_call(kv, cu_seqlens, out)
+        if out is None:
+            raise ValueError(
+                "out is None; an array of (total_comp, head_dim) to write into is allowed: pass "
+                "one, or call csa_compressor_forward_wrapper, which makes it"
+            )
         inputs = (kv, score, ape, cu_seqlens, cu_seqlens_comp)
 
         def forward(stream: Any) -> tuple[Any, ...]:
@@ -237,6 +242,11 @@ class CSACompressorBackward(_Compressor):
         if self._repeats.launch(everything, accumulate, current_stream, workspace):
             return
         self._check_call(kv, cu_seqlens, grad_out)
+        if grad_ape is None and ape is not None:
+            raise ValueError(
+                "grad_ape is None beside an ape; an array like ape to write into is allowed: pass "
+                "one, or call compressor_backward, whose grads= may lack it"
+            )
         if workspace is not None and not str(getattr(workspace, "dtype", "uint8")).endswith(
             "uint8"
         ):
