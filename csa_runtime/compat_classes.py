@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from csa_runtime import diagnostics, ops
+from csa_runtime.compat_repeat import Repeats
 from csa_runtime.compat_samples import CPU, Samples
 from csa_runtime.compat_streams import on_stream
 
@@ -136,6 +137,11 @@ class CSACompressorForward(_Compressor):
             RuntimeError: a failed launch.
         """
         self._check_call(kv, cu_seqlens, out)
+        if out is None:
+            raise ValueError(
+                "out is None; an array of (total_comp, head_dim) to write into is allowed: pass "
+                "one, or call csa_compressor_forward_wrapper, which makes it"
+            )
         inputs = (kv, score, ape, cu_seqlens, cu_seqlens_comp)
 
         def forward(stream: Any) -> tuple[Any, ...]:
@@ -180,6 +186,7 @@ class CSACompressorBackward(_Compressor):
         samples = (sample_kv, sample_score, sample_ape, sample_cu_seqlens, sample_cu_seqlens_comp)
         super().__init__(*samples, sample_out, ratio=ratio, coff=coff)
         self.deterministic = bool(deterministic)
+        self._repeats = Repeats(ratio, coff)
 
     def scratch_workspace_bytes(self) -> int:
         """Bytes that suffice for `execute(workspace=)`, for every device and alignment; no driver.
@@ -228,7 +235,18 @@ class CSACompressorBackward(_Compressor):
             ValueError: before `compile()`, or arrays that are not as their samples.
             RuntimeError: a failed launch.
         """
+        inputs = (kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out)
+        grads = (grad_kv, grad_score, grad_ape)
+        everything = (*inputs, *grads)
+        accumulate = not self.deterministic
+        if self._repeats.launch(everything, accumulate, current_stream, workspace):
+            return
         self._check_call(kv, cu_seqlens, grad_out)
+        if grad_ape is None and ape is not None:
+            raise ValueError(
+                "grad_ape is None beside an ape; an array like ape to write into is allowed: pass "
+                "one, or call compressor_backward, whose grads= may lack it"
+            )
         if workspace is not None and not str(getattr(workspace, "dtype", "uint8")).endswith(
             "uint8"
         ):
@@ -236,8 +254,6 @@ class CSACompressorBackward(_Compressor):
                 f"workspace is {workspace.dtype}; contiguous uint8 is allowed: allocate "
                 "scratch_workspace_bytes() of it"
             )
-        inputs = (kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out)
-        grads = (grad_kv, grad_score, grad_ape)
 
         def backward(stream: Any) -> tuple[Any, ...]:
             ops.compressor_backward(
@@ -246,9 +262,10 @@ class CSACompressorBackward(_Compressor):
                 coff=self.coff,
                 grads=grads,
                 workspace=workspace,
-                accumulate=not self.deterministic,
+                accumulate=accumulate,
                 stream=stream,
             )
             return ()
 
-        on_stream(backward, (*inputs, *grads, workspace), current_stream)
+        on_stream(backward, (*everything, workspace), current_stream)
+        self._repeats.learn(everything, workspace)

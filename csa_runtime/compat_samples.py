@@ -40,6 +40,7 @@ class Samples:
             for name, array in named
         ]
         self._window = ratio, coff
+        self._written = last[0] == "out"
         # Objects of any library that name kv's dtype, as met.
         self._dtypes: set[Any] = set()
         self.ordinal: int | None = None
@@ -75,6 +76,11 @@ class Samples:
         head_dim = checks.inputs(kv, score, ape, starts, sums, ratio, coff)
         rows = out.shape[0] if out.shape else 0
         checks.matrix(out, (rows, head_dim), kv.dtype, "kv")
+        if self._written and rows > 1 and out.strides[0] < head_dim:
+            raise ValueError(
+                f"{out.name} has row stride {out.strides[0]}; at least its width {head_dim} is "
+                "allowed: rows of a result may not overlap"
+            )
         checks.same_device(kv, (out,))
         checks.enough_tokens(kv.shape[0], checks.integer("total_comp", rows, 0), ratio)
         sizes = {"total_tokens": kv.shape[0], "total_comp": rows, "head_dim": head_dim}

@@ -215,6 +215,22 @@ def test_calls_unlike_their_samples_are_value_errors(bad: str, kind: Any) -> Non
     assert all((one == SENTINEL).all() for one in (out, *grads))
 
 
+def test_results_are_the_callers_to_give() -> None:
+    """None is no place to write to; nothing else is written either."""
+    pack = make()
+    with pytest.raises(ValueError, match="out is None"):
+        ready(CSACompressorForward, pack).execute(*pack.inputs, None)
+    grads = results(pack)[1:]
+    for deterministic in (False, True):
+        made = ready(CSACompressorBackward, pack, deterministic=deterministic)
+        with pytest.raises(ValueError, match="grad_ape is None"):
+            made.execute(*pack.inputs, pack.grad_out, *grads[:2], None)
+        for lacking in ((None, *grads[1:]), (grads[0], None, grads[2])):
+            with pytest.raises(ValueError, match="grad_kv or grad_score"):
+                made.execute(*pack.inputs, pack.grad_out, *lacking)
+    assert all((one == SENTINEL).all() for one in grads)
+
+
 def test_strided_and_misaligned_arrays_are_executed() -> None:
     """Samples fix shapes, not where arrays lie."""
     pack = make()

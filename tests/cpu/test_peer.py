@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# This library under the other's name, with three faults.
+# This library under the other's name, with four faults.
 STAND_IN = """
 from types import SimpleNamespace
 import torch
@@ -22,6 +23,8 @@ from csa_runtime import compat
 def forward(kv, *rest, **options):
     if kv is None:
         raise AttributeError("shape")
+    if isinstance(kv, str):
+        raise RuntimeError("no string")
     return compat.csa_compressor_forward_wrapper(kv, *rest, **options)
 
 def backward(*inputs, **options):
@@ -80,9 +83,10 @@ def test_a_gradient_that_differs_is_found(found: dict[str, Any]) -> None:
 @pytest.mark.L1
 def test_other_answers_are_found_and_the_known_ones_named(found: dict[str, Any]) -> None:
     verdicts = {(r["case"], r["call"]): r["verdict"] for r in found["errors"]}
-    assert verdicts.pop(("kv None", "forward wrapper")) == "NEW"
+    assert verdicts.pop(("kv None", "forward wrapper")) == "known (16)"
+    assert verdicts.pop(("kv a string", "forward wrapper")) == "NEW"
     assert verdicts.pop(("ape and grad_ape None", "forward samples")) == "known (4)"
-    assert verdicts.pop(("ape None", "forward samples")) == "NEW"
+    assert verdicts.pop(("ape None", "forward samples")) == "known (4)"
     assert set(verdicts.values()) == {"same"} and len(verdicts) > 500
     answers = {(r["case"], r["call"]): r["csa_runtime"]["kind"] for r in found["errors"]}
     assert answers["kv float32", "forward wrapper"] == "ValueError"
@@ -98,13 +102,61 @@ def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
     assert "no such thing" in done.stderr and "pip install nvidia-cudnn-frontend" in done.stderr
 
 
+# Answers of the two on a GPU: the case, the call, what each did, and what that is called.
+ANSWERED = [
+    ("kv None", "forward wrapper", "AttributeError", "ValueError: kv is a NoneType", "known (16)"),
+    ("kv None", "forward wrapper", "AttributeError", "ValueError: score is", "NEW"),
+    ("kv None", "forward wrapper", "AttributeError", "served", "NEW"),
+    ("kv None", "forward wrapper", "RuntimeError", "ValueError: kv is a NoneType", "NEW"),
+    ("kv None", "forward wrapper", "served", "ValueError: kv is a NoneType", "NEW"),
+    ("ape None", "backward wrapper", "TypeError", "served", "known (4)"),
+    ("ape None", "backward execute", "AttributeError", "ValueError: ape is None", "known (16)"),
+    ("out one row for all", "forward samples", "ValueError", "served", "NEW"),
+    ("out wants a gradient", "forward execute", "served", "ValueError: out", "known (19)"),
+    ("ratio 4.5", "forward samples", "served", "ValueError: ratio is 4.5", "known (17)"),
+    ("ratio 4.5", "forward samples", "served", "TypeError: ratio is 4.5", "NEW"),
+    ("total_comp -1", "forward wrapper", "RuntimeError", "ValueError: total_comp", "known (17)"),
+    ("stream 2", "backward execute", "ValueError", "served", "known (6)"),
+    ("workspace None", "backward execute", "ValueError", "served", "known (14)"),
+    ("grad_kv is kv", "backward execute", "served", "ValueError: grad_kv (0x1)", "known (18)"),
+    ("scratch_workspace_bytes at once", "sequence", "RuntimeError", "served", "known (15)"),
+    ("forward from meta samples", "sequence", "AttributeError", "ValueError: kv", "NEW"),
+]
+
+
+@pytest.fixture(scope="module")
+def errors() -> Iterator[Any]:
+    """The tool's module."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    from comparison import errors
+
+    yield errors
+    sys.path.remove(str(ROOT / "tools"))
+
+
+@pytest.mark.L0
+@pytest.mark.parametrize(("case", "call", "peer", "ours", "wanted"), ANSWERED)
+def test_a_difference_is_known_for_its_own_answer_alone(
+    errors: Any, case: str, call: str, peer: str, ours: str, wanted: str
+) -> None:
+    """By the argument that the refusal names, too."""
+    answers = []
+    for text in (peer, ours):
+        kind = text.partition(":")[0]
+        answers.append(errors.Answer(kind, "", text, (kind, "Exception")))
+    asked = errors.SEQUENCES[case] if call == "sequence" else errors.CASES[case]
+    assert errors.verdict(asked, case.split()[0], *answers) == wanted
+
+
 def test_known_differences_are_in_the_page() -> None:
     """By number."""
     page = (ROOT / "docs" / "seed_coverage.md").read_text().partition("## Differences")[2]
     numbers = {int(number) for number in re.findall(r"^(\d+)\. ", page, re.MULTILINE)}
     for file, pattern in (
-        ("bad_arguments.py", r"^WIDE, STRIDED, OTHER_WINDOWS, OTHER_ARRAYS, STREAMS = (.*)$"),
-        ("sequences.py", r"^DETERMINISTIC_MODE = (.*)$"),
+        ("bad_arguments.py", r"^WIDE, .* = (.*)$"),
+        ("bad_arguments.py", r"^NUMBERS, .* = (.*)$"),
+        ("sequences.py", r"^DETERMINISTIC_MODE, .* = (.*)$"),
+        ("errors.py", r"^ACCIDENTS, NO_ARRAY = .*\), (.*)$"),
     ):
         text = (ROOT / "tools" / "comparison" / file).read_text()
         given = re.search(pattern, text, re.MULTILINE)

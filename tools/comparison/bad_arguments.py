@@ -2,8 +2,8 @@
 """Arguments that are wrong or unusual: what each changes in a sound call.
 
 A case is a function of the sound arguments that returns the changed ones; its first key says which
-calls it concerns, those that take that argument. The number is the difference in
-docs/seed_coverage.md, "Differences", that lets the two systems answer differently.
+calls it concerns, those that take that argument. Numbers are those of docs/seed_coverage.md,
+"Differences": what lets the two systems answer differently.
 """
 
 from collections.abc import Callable
@@ -14,16 +14,22 @@ import torch
 
 Arguments = dict[str, Any]
 MISSING = object()  # the argument is left out
-WIDE, STRIDED, OTHER_WINDOWS, OTHER_ARRAYS, STREAMS = 3, 2, 4, 5, 6
+WIDE, STRIDED, OTHER_WINDOWS, OTHER_ARRAYS, STREAMS, WORKSPACE = 3, 2, 4, 5, 6, 14
+NUMBERS, OVERLAP, RECORDED = 17, 18, 19
 READ = ("kv", "score", "ape", "cu_seqlens", "cu_seqlens_comp")
 RESULTS = ("out", "grad_out", "grad_kv", "grad_score", "grad_ape")
 
 
 class Case(NamedTuple):
-    """What is changed, and the number of the difference that explains another answer."""
+    """What is changed, and the differences that explain another answer.
+
+    `known` lets this library serve the call, `refused` lets it raise a ValueError that names the
+    argument.
+    """
 
     change: Callable[[Arguments], Arguments]
     known: int | None = None
+    refused: int | None = None
 
 
 def columns_apart(t: torch.Tensor) -> torch.Tensor:
@@ -131,7 +137,7 @@ def _places() -> dict[str, Case]:
 def _kinds() -> dict[str, Case]:
     found = {}
     for name in (*READ, *RESULTS):
-        found[f"{name} None"] = Case(setting(name, None))
+        found[f"{name} None"] = Case(setting(name, None), OTHER_WINDOWS if name == "ape" else None)
         found[f"{name} left out"] = Case(setting(name, MISSING))
         found[f"{name} a list"] = Case(setting(name, [0, 4]))
     as_numpy = changing(("cu_seqlens",), lambda t: t.cpu().numpy())
@@ -143,7 +149,9 @@ def _kinds() -> dict[str, Case]:
         "cu_seqlens of NumPy": Case(as_numpy),
         "kv wants a gradient": Case(changing(("kv",), lambda t: t.clone().requires_grad_())),
         "ape a parameter": Case(changing(("ape",), lambda t: torch.nn.Parameter(t.clone()))),
-        "out wants a gradient": Case(changing(("out",), lambda t: t.clone().requires_grad_())),
+        "out wants a gradient": Case(
+            changing(("out",), lambda t: t.clone().requires_grad_()), refused=RECORDED
+        ),
         "an argument too many": Case(setting("colour", 1)),
     }
 
@@ -157,11 +165,13 @@ def _windows() -> dict[str, Case]:
     for name, values in (("ratio", ratios), ("coff", coffs), ("head_dim", dims)):
         for value in values:
             words = "left out" if value is MISSING else repr(value)
-            found[f"{name} {words}"] = Case(setting(name, value))
+            found[f"{name} {words}"] = Case(setting(name, value), refused=NUMBERS)
     for value in rows:
         explained = WIDE if value == 2**31 // 128 else None
-        found[f"total_comp {value!r}"] = Case(setting("total_comp", value), explained)
-    found["total_comp a float of the rows"] = Case(lambda a: {"total_comp": float(a["rows"])})
+        found[f"total_comp {value!r}"] = Case(setting("total_comp", value), explained, NUMBERS)
+    found["total_comp a float of the rows"] = Case(
+        lambda a: {"total_comp": float(a["rows"])}, refused=NUMBERS
+    )
     found["total_comp a tensor"] = Case(lambda a: {"total_comp": a["cu_seqlens_comp"][-1]})
     found["deterministic a string"] = Case(setting("deterministic", "yes"))
     return found
@@ -169,7 +179,9 @@ def _windows() -> dict[str, Case]:
 
 def _streams() -> dict[str, Case]:
     found = {
-        f"stream {value!r}": Case(setting("stream", value))
+        f"stream {value!r}": Case(
+            setting("stream", value), STREAMS if value == 2 else None, NUMBERS
+        )
         for value in (0, 1, 2, "0", "x", 1.5, [0])
     }
     found["stream of torch"] = Case(lambda a: {"stream": a["streams"]()[0]}, STREAMS)
@@ -186,10 +198,10 @@ def _buffers() -> dict[str, Case]:
     apart = changing(("workspace",), lambda t: t.new_zeros(2 * t.numel())[::2])
     words = changing(("workspace",), lambda t: t.new_zeros((t.numel() + 3) // 4).float())
     return {
-        "workspace None": Case(setting("workspace", None)),
+        "workspace None": Case(setting("workspace", None), WORKSPACE),
         "workspace a list": Case(setting("workspace", [0])),
         "workspace 16 bytes short": Case(
-            lambda a: {"workspace": bytes_of(a, a["workspace"].numel() - 16)}
+            lambda a: {"workspace": bytes_of(a, a["workspace"].numel() - 16)}, WORKSPACE
         ),
         "workspace empty": Case(lambda a: {"workspace": bytes_of(a, 0)}),
         "workspace larger": Case(lambda a: {"workspace": bytes_of(a, a["workspace"].numel() + 64)}),
@@ -203,14 +215,15 @@ def _buffers() -> dict[str, Case]:
             lambda a: {"workspace": _shared(a), "grad_kv": _shared(a, a["grad_kv"].shape)}
         ),
         "workspace where none is used": Case(
-            lambda a: {"workspace": a["workspace"], "deterministic": False}
+            lambda a: {"workspace": a["workspace"], "deterministic": False}, WORKSPACE
         ),
-        "grad_kv is kv": Case(lambda a: {"grad_kv": a["kv"]}),
-        "grad_score is grad_kv": Case(lambda a: {"grad_score": a["grad_kv"]}),
+        "grad_kv is kv": Case(lambda a: {"grad_kv": a["kv"]}, refused=OVERLAP),
+        "grad_score is grad_kv": Case(lambda a: {"grad_score": a["grad_kv"]}, refused=OVERLAP),
         "out in kv": Case(
-            lambda a: {"out": a["kv"].flatten()[: a["out"].numel()].view_as(a["out"])}
+            lambda a: {"out": a["kv"].flatten()[: a["out"].numel()].view_as(a["out"])},
+            refused=OVERLAP,
         ),
-        "grad_ape is ape": Case(lambda a: {"grad_ape": a["ape"]}),
+        "grad_ape is ape": Case(lambda a: {"grad_ape": a["ape"]}, refused=OVERLAP),
     }
 
 

@@ -10,7 +10,7 @@ import torch
 from comparison.bad_arguments import READ, Arguments
 from comparison.systems import System
 
-DETERMINISTIC_MODE = 8
+DETERMINISTIC_MODE, WORKSPACE_BYTES = 8, 15
 GRADS = ("grad_kv", "grad_score", "grad_ape")
 
 
@@ -139,10 +139,10 @@ SEQUENCES: dict[str, Sequence] = {
     "forward execute with more segments than the samples": Sequence(_more_segments),
     "forward from meta samples": Sequence(_meta_samples),
     "scratch_workspace_bytes at once": Sequence(
-        lambda s, a: _backward(s, a).scratch_workspace_bytes()
+        lambda s, a: _backward(s, a).scratch_workspace_bytes(), WORKSPACE_BYTES
     ),
     "scratch_workspace_bytes of a forward": Sequence(
-        lambda s, a: _ready(_forward(s, a)).scratch_workspace_bytes()
+        lambda s, a: _ready(_forward(s, a)).scratch_workspace_bytes(), WORKSPACE_BYTES
     ),
     "deterministic mode, backward wrapper": Sequence(_mode(False, False), DETERMINISTIC_MODE),
     "deterministic mode, deterministic backward wrapper": Sequence(_mode(False, True)),
