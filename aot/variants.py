@@ -182,6 +182,8 @@ _LONG = (
     # has 99 KB of shared memory.
     _long("backward", 1, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
           dynamic_shared=108_544, architectures=(80, 90, 100)),
+    _long("backward", 1, 4, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
+          dynamic_shared=212_992, architectures=(90, 100), staged=True),
     _long("backward", 1, 1, 256, batch=16, min_blocks=2, alignment=8, holds_ape=True,
           dynamic_shared=56_320),
     _long("backward", 1, 1, 256, batch=16, min_blocks=2, dynamic_shared=39_936),

@@ -37,8 +37,9 @@ CALL_PASSED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--attest-file`."""
+    """Adds `--attest-file` and `--corpus`."""
     parser.addoption("--attest-file", default=None, help="write what passing GPU tests launched")
+    parser.addoption("--corpus", type=int, help="of the random problems, that of this seed alone")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -109,10 +109,10 @@ def zero_16(address: cute.Pointer) -> None:
 def copy_async(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
     """Starts copying 4, 8 or 16 bytes, both ends aligned, from global to shared memory.
 
-    16 bytes pass by the first-level cache, and the second-level one fetches the 128 that they lie
+    16 bytes pass by the first-level cache, and the second-level one fetches the 256 that they lie
     in, for the block of the next columns.
     """
-    cache = "cg.shared.global.L2::128B" if size == 16 else "ca.shared.global"
+    cache = "cg.shared.global.L2::256B" if size == 16 else "ca.shared.global"
     arch.inline_ptx(
         f"cp.async.{cache} [{{$r0}}], [{{$r1}}], {size};",
         read_only_args=[target, source],

@@ -16,6 +16,7 @@ from csa_runtime.bench.record import COPY, EAGER, Row, said
 BOTH = (*CALLS, "both")  # forward and then backward
 ATTEMPTS = 3  # the profiler may lose records
 COLD = 3  # buffers in turn hold this many times the second-level cache
+MOST_SETS = 64  # of buffers in turn
 FEW_KERNELS = 4  # of longer lists only the sum is kept
 HOST_LOOPS = {"batches": 20, "batch": 20, "alone": 60}
 
@@ -123,10 +124,13 @@ def wall(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
 
 
 def cold(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
-    """As `graph`, of packs that the second-level cache (`cache` bytes) could keep otherwise."""
+    """As `graph`, of packs that the second-level cache (`cache` bytes) could keep otherwise.
+
+    Not of those that move so little that thousands would be needed to fill it.
+    """
     for pack in chosen:
         sets = -(-COLD * cache // pack.bytes("forward"))
-        if sets > 1:
+        if 1 < sets <= MOST_SETS:
             yield from pack_rows("cold", pack, systems, in_graph, CALLS, sets)
 
 

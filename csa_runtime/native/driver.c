@@ -95,10 +95,11 @@ static int open_driver(void) {
   void *handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (handle == NULL) {
     const char *why = dlerror();
-    return csa_fail_driver("CUDA_ERROR_SHARED_OBJECT_INIT_FAILED",
-                           CU_ERROR_SHARED_OBJECT_INIT_FAILED, "dlopen",
-                           "no CUDA driver (%s); install the NVIDIA driver, or use the CPU paths",
-                           why != NULL ? why : "libcuda.so.1");
+    return csa_fail_driver(
+        "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", CU_ERROR_SHARED_OBJECT_INIT_FAILED, "dlopen",
+        "no CUDA driver (%s); install the NVIDIA driver, or pass tensors in host "
+        "memory to the operations of csa_runtime that take tensors",
+        why != NULL ? why : "libcuda.so.1");
   }
   void *version = dlsym(handle, "cuDriverGetVersion");
   set_pointer(offsetof(struct csa_driver, driver_version), version);

@@ -68,7 +68,8 @@ static const char *families(const struct csa_bundle *bundle, enum csa_operation 
 static int validate_family(const struct csa_bundle *bundle, enum csa_operation operation,
                            const csa_args *a) {
   if (__builtin_expect(a->dtype < CSA_DTYPE_BF16 || a->dtype > CSA_DTYPE_FP32, 0))
-    return csa_fail(CSA_ERROR_VALUE, "dtype is %d; pass 1 (bf16), 2 (fp16) or 3 (fp32)", a->dtype);
+    return csa_fail(CSA_ERROR_VALUE, "dtype is %d; pass 1 (bf16), which this bundle serves",
+                    a->dtype);
   if (csa_bundle_family(bundle, (int32_t)operation, a->ratio, a->coff, a->dtype) >= 0)
     return CSA_OK;
   char text[512];

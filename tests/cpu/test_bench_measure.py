@@ -213,6 +213,7 @@ def test_sections_go_on_where_a_system_refuses(monkeypatch: pytest.MonkeyPatch) 
     cache = SMALL.bytes("forward")
     assert len(list(sections.cold(systems, (SMALL,), cache))) == 5
     assert list(sections.cold(systems, (SMALL,), cache // 4)) == []
+    assert list(sections.cold(systems, (SMALL,), cache * sections.MOST_SETS)) == []  # too many
     monkeypatch.setattr(sections, "in_graph", broken)
     errors = {row.error for _, row in sections.graph({}, (SMALL,), 0)}
     assert errors == {"RuntimeError: cannot be captured"}

@@ -59,15 +59,15 @@ def test_malformed_samples_are_value_errors(bad: str, kind: Any, device: str) ->
             step()
 
 
-def test_rows_of_out_may_not_overlap_in_its_sample() -> None:
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_rows_of_out_may_not_overlap_in_its_sample(device: str) -> None:
     """Those of grad_out may: one row for all is what a sum's gradient is."""
-    *inputs, out = samples(make(), "cpu")
+    *inputs, out = samples(make(), device)
     for rows in (out[:1].expand(out.shape), out.as_strided(out.shape, (out.shape[1] - 1, 1))):
-        assert CSACompressorBackward(*inputs, rows).check_support()
-        meta = out.to("meta").as_strided(rows.shape, rows.stride())
-        for sample in (rows, meta):
-            with pytest.raises(ValueError, match="out has row stride"):
-                CSACompressorForward(*inputs, sample).check_support()
+        if device == "cpu":  # meta tensors are taken for a GPU's, which may not be there
+            assert CSACompressorBackward(*inputs, rows).check_support()
+        with pytest.raises(ValueError, match="out has row stride"):
+            CSACompressorForward(*inputs, rows).check_support()
 
 
 @pytest.mark.parametrize("kind", CLASSES)

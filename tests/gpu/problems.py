@@ -119,20 +119,26 @@ DISTRIBUTIONS = (*FINITE, "overflow", "any_bits")
 
 
 def values(
-    distribution: str, packing: Packing, ratio: int, coff: int, head_dim: int, seed: int
+    distribution: str,
+    packing: Packing,
+    ratio: int,
+    coff: int,
+    head_dim: int,
+    seed: int,
+    device: torch.device = DEVICE,
 ) -> Values:
-    """Random inputs on the GPU, the same for the same arguments."""
-    random_ = torch.Generator(DEVICE).manual_seed(seed)
+    """Random inputs on a device, the same for the same arguments."""
+    random_ = torch.Generator(device).manual_seed(seed)
     wide, short = (packing.tokens, coff * head_dim), (packing.rows, head_dim)
 
     def normal(shape: tuple[int, int], scale: float = 1.0) -> torch.Tensor:
-        return torch.randn(shape, generator=random_, device=DEVICE) * scale
+        return torch.randn(shape, generator=random_, device=device) * scale
 
     def uniform(shape: tuple[int, int], low: float, high: float) -> torch.Tensor:
-        return torch.rand(shape, generator=random_, device=DEVICE) * (high - low) + low
+        return torch.rand(shape, generator=random_, device=device) * (high - low) + low
 
     def bits(shape: tuple[int, int]) -> torch.Tensor:
-        raw = torch.randint(-32768, 32768, shape, generator=random_, device=DEVICE)
+        raw = torch.randint(-32768, 32768, shape, generator=random_, device=device)
         found = raw.to(torch.int16).view(torch.bfloat16)
         if distribution == "any_bits":
             return found
