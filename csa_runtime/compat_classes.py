@@ -239,7 +239,9 @@ class CSACompressorBackward(_Compressor):
         grads = (grad_kv, grad_score, grad_ape)
         everything = (*inputs, *grads)
         accumulate = not self.deterministic
-        if self._repeats.launch(everything, accumulate, current_stream, workspace):
+        repeats = self._repeats
+        usual = repeats.window == (self.ratio, self.coff)  # they may be set anew
+        if usual and repeats.launch(everything, accumulate, current_stream, workspace):
             return
         self._check_call(kv, cu_seqlens, grad_out)
         if grad_ape is None and ape is not None:
@@ -268,4 +270,5 @@ class CSACompressorBackward(_Compressor):
             return ()
 
         on_stream(backward, (*everything, workspace), current_stream)
-        self._repeats.learn(everything, workspace)
+        if usual:
+            repeats.learn(everything, workspace)

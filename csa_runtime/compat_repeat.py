@@ -45,13 +45,13 @@ class Repeats:
     """Of one backward object, its calls that look alike; those with a workspace apart."""
 
     def __init__(self, ratio: int, coff: int) -> None:
-        """Know of no call yet."""
-        self._window = ratio, coff
+        """Know of no call yet. window: the one they are all of."""
+        self.window = ratio, coff
         self._known: dict[bool, _Known] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy knows of no call: guards have none."""
-        return Repeats, self._window
+        return Repeats, self.window
 
     def launch(self, tensors: Tensors, accumulate: bool, stream: Any, workspace: Any) -> bool:
         """Launch a call that looks like an earlier one; False: not done, nothing has happened.
@@ -125,7 +125,7 @@ class Repeats:
 
     def _sizes(self, tensors: Tensors) -> tuple[dict[str, Any], int]:
         """The launch's numbers, and the bytes of workspace that always suffice for them."""
-        ratio, coff = self._window
+        ratio, coff = self.window
         kv, score, _, starts, _, grad_out, grad_kv, grad_score, _ = tensors
         tokens, width = kv.shape
         rows, head_dim = grad_out.shape
@@ -157,7 +157,7 @@ def _pitch(tensor: Any) -> int:
 def _guard(tensors: tuple[Any, ...]) -> Any:
     """What says whether as many others look like these; None where this torch has none."""
     torch: Any = sys.modules["torch"]
-    with contextlib.suppress(AttributeError, RuntimeError, SystemError, TypeError):
+    with contextlib.suppress(Exception):  # of any kind: the call itself has been served
         check = torch._C._dynamo.guards.TensorGuards(
             *tensors,
             dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
@@ -172,7 +172,7 @@ def _guard(tensors: tuple[Any, ...]) -> Any:
 def _trusted() -> bool:
     """Whether this torch's guard, which it documents nowhere, knows tensors apart."""
     torch: Any = sys.modules["torch"]
-    with contextlib.suppress(AttributeError, RuntimeError, SystemError, TypeError):
+    with contextlib.suppress(Exception):  # of any kind: the call itself has been served
         with torch.inference_mode(False), torch.enable_grad():
             one = torch.zeros(4, 6, dtype=torch.bfloat16, device="cpu")
             check, same = _guard((one, one[:2])), one.clone()

@@ -248,6 +248,27 @@ emit(len(described))
     assert finish[1] != finish[2]
 
 
+def test_another_window_takes_the_long_way() -> None:
+    """What an object knows of one ratio is not used for another, nor learned from it."""
+    run = fake.run(
+        SET_UP
+        + """
+operation = made()
+operation.execute(**tensors())
+operation.ratio = 2
+two = dict(ape=on_gpu(torch.zeros(2, COFF * D)), grad_ape=on_gpu(torch.zeros(2, COFF * D)))
+for _ in range(2):
+    operation.execute(**tensors(**two))
+try:
+    operation.execute(**tensors())
+except ValueError as error:
+    emit([len(described), str(error)])
+"""
+    )
+    assert run.output[0] == 4 and "(2, 256) is allowed" in run.output[1]
+    assert len(run.launches) == 6
+
+
 def test_tensors_are_not_kept_alive() -> None:
     """What they look like is."""
     run = fake.run(
@@ -269,4 +290,4 @@ emit([w() is None for w in watched])
 def test_objects_can_be_copied() -> None:
     """Into one that knows of no call."""
     for made in (copy.deepcopy(Repeats(4, 2)), pickle.loads(pickle.dumps(Repeats(4, 2)))):
-        assert made._window == (4, 2) and not made._known
+        assert made.window == (4, 2) and not made._known
