@@ -85,11 +85,19 @@ def describe(name: str, array: Any, stream: int = 0) -> Array:
             wait for what is pending; -1: nothing waits.
 
     Raises:
-        ValueError: not an array, or on a device that is neither CPU nor CUDA.
+        ValueError: not an array, on a device that is neither CPU nor CUDA, or without the memory
+            of its elements.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return _from_torch(name, array)
+    described = _from_others(name, array, stream)
+    if not described.pointer and 0 not in described.shape:
+        raise _no_memory(name, described.shape)
+    return described
+
+
+def _from_others(name: str, array: Any, stream: int) -> Array:
     if hasattr(array, "__array_interface__") and not hasattr(array, "__cuda_array_interface__"):
         refuse_masked(name, array)  # its interface does not tell
         return _from_interface(name, array, array.__array_interface__, "cpu")
@@ -122,6 +130,9 @@ def _from_torch(name: str, tensor: Any) -> Array:
             "values; a tensor in memory of its own is allowed: pass its .resolve_neg()"
         )
     shape, strides = tuple(tensor.shape), tensor.stride()
+    # Where the storage was freed, a view's address is its offset alone.
+    if pointer == tensor.storage_offset() * tensor.element_size() and 0 not in shape:
+        raise _no_memory(name, shape)
     # The generated constructor costs twice as much.
     array: Array = _new(
         Array,
@@ -260,6 +271,13 @@ def _ordinal(array: Any) -> int:
         return int(getattr(getattr(context, "device", None), "id", -1))
     device = getattr(getattr(array, "device", None), "id", None)
     return device if isinstance(device, int) else -1
+
+
+def _no_memory(name: str, shape: tuple[int, ...]) -> ValueError:
+    return ValueError(
+        f"{name} has shape {shape} and no memory (its address is NULL); an array that holds its "
+        "elements is allowed: pass one whose storage was not freed"
+    )
 
 
 def _bad_device(name: str, given: str) -> ValueError:

@@ -115,7 +115,7 @@ def _view(tensor: _Tensor, read_only: bool, capsule: Any) -> View:
     if kind.lanes != 1:
         dtype += f"x{kind.lanes}"
     return View(
-        (tensor.data or 0) + tensor.byte_offset,
+        tensor.data + tensor.byte_offset if tensor.data else 0,
         shape,
         strides,
         dtype,

@@ -12,7 +12,7 @@
 
 enum { DL_MAJOR_VERSION = 1 };
 enum { DL_CUDA = 2 };
-enum { DL_INT = 0, DL_FLOAT = 2, DL_BFLOAT = 4 };
+enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4 };
 
 typedef struct dl_tensor {
   void *data;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_tensor.h"
 
+static const uintptr_t OFFSETS_END = (uintptr_t)1 << 40; /* bytes from a storage's start; ample */
+
 /* Set once, and kept for the life of the process. The interpreter's lock guards them. */
 static PyObject *tensor_type, *parameter_type, *raw_stream;
-static PyObject *is_neg, *requires_grad, *new_empty;
+static PyObject *is_neg, *requires_grad, *new_empty, *storage_offset;
 static int (*describe)(void *object, dl_tensor *tensor);
 
 /* A table of another name or version is none. */
@@ -19,7 +21,9 @@ PyObject *csa_py_bind_torch(PyObject *self, PyObject *const *values, Py_ssize_t 
   if (is_neg == NULL) is_neg = PyUnicode_InternFromString("is_neg");
   if (requires_grad == NULL) requires_grad = PyUnicode_InternFromString("requires_grad");
   if (new_empty == NULL) new_empty = PyUnicode_InternFromString("new_empty");
-  if (is_neg == NULL || requires_grad == NULL || new_empty == NULL) return NULL;
+  if (storage_offset == NULL) storage_offset = PyUnicode_InternFromString("storage_offset");
+  if (is_neg == NULL || requires_grad == NULL || new_empty == NULL || storage_offset == NULL)
+    return NULL;
   if (tensor_type == NULL && api != NULL && api->major == DL_MAJOR_VERSION) {
     Py_INCREF(parameter_type = values[1]);
     Py_INCREF(raw_stream = values[3]);
@@ -36,6 +40,20 @@ static bool is_empty(const dl_tensor *view) {
   return empty;
 }
 
+/* Of a tensor with elements. Where its storage was freed, a view's address is its offset alone. */
+static bool has_storage(PyObject *tensor, const dl_tensor *view) {
+  if (view->data == NULL) return false; /* or a wrapper around another tensor */
+  if ((uintptr_t)view->data >= OFFSETS_END) return true;
+  PyObject *offset = PyObject_CallMethodObjArgs(tensor, storage_offset, NULL);
+  uint64_t elements = offset != NULL ? PyLong_AsUnsignedLongLong(offset) : 0;
+  Py_XDECREF(offset);
+  if (PyErr_Occurred()) {
+    PyErr_Clear();
+    return false;
+  }
+  return (uintptr_t)view->data != elements * view->bits / 8;
+}
+
 bool csa_torch_has_memory(PyObject *tensor, dl_tensor *view) {
   PyObject *type = (PyObject *)Py_TYPE(tensor);
   if (describe == NULL || (type != tensor_type && type != parameter_type)) return false;
@@ -43,14 +61,14 @@ bool csa_torch_has_memory(PyObject *tensor, dl_tensor *view) {
     PyErr_Clear(); /* the array operations find out again, and explain */
     return false;
   }
-  if (view->data == NULL && !is_empty(view)) return false; /* a wrapper around another tensor */
   view->data = (char *)view->data + view->byte_offset;
-  return view->device_type == DL_CUDA && view->lanes == 1 && view->strides != NULL;
+  return view->device_type == DL_CUDA && view->lanes == 1 && view->strides != NULL &&
+         (is_empty(view) || has_storage(tensor, view));
 }
 
 bool csa_torch_read(PyObject *tensor, dl_tensor *view) {
   if (!csa_torch_has_memory(tensor, view)) return false;
-  if (view->code == DL_INT) return true;
+  if (view->code == DL_INT || view->code == DL_UINT) return true;
   /* The memory of a negative holds the opposite values; the description does not tell. */
   PyObject *negative = PyObject_CallMethodObjArgs(tensor, is_neg, NULL);
   if (negative == NULL) PyErr_Clear();
@@ -75,6 +93,16 @@ static bool is_aligned(const dl_tensor *view) {
   return ((uintptr_t)view->data & (view->bits / 8u - 1)) == 0;
 }
 
+/* -1 where there are gaps. */
+static int64_t contiguous_elements(const dl_tensor *view) {
+  int64_t step = 1;
+  for (int32_t i = view->ndim - 1; i >= 0; i--) {
+    if (view->strides[i] != step && view->shape[i] != 1) return -1;
+    step *= view->shape[i];
+  }
+  return step;
+}
+
 bool csa_torch_is_matrix(const dl_tensor *view, const dl_tensor *kv) {
   return view->ndim == 2 && view->strides[1] == 1 && view->strides[0] >= 0 &&
          view->code == kv->code && view->bits == kv->bits && view->device_id == kv->device_id &&
@@ -82,15 +110,17 @@ bool csa_torch_is_matrix(const dl_tensor *view, const dl_tensor *kv) {
 }
 
 bool csa_torch_is_array(const dl_tensor *view, const dl_tensor *kv, uint8_t code, int32_t ndim) {
-  if (view->code != code || view->bits != 32 || view->ndim != ndim ||
-      view->device_id != kv->device_id || !is_aligned(view))
-    return false;
-  int64_t step = 1;
-  for (int32_t i = ndim - 1; i >= 0; i--) {
-    if (view->strides[i] != step && view->shape[i] != 1) return false;
-    step *= view->shape[i];
-  }
-  return true;
+  return view->code == code && view->bits == 32 && view->ndim == ndim &&
+         view->device_id == kv->device_id && is_aligned(view) && contiguous_elements(view) >= 0;
+}
+
+int64_t csa_torch_scratch_bytes(const dl_tensor *view, const dl_tensor *kv) {
+  bool plain = view->code == DL_INT || view->code == DL_UINT || view->code == DL_FLOAT ||
+               (view->code == DL_BFLOAT && view->bits == 16);
+  if (!plain || view->bits < 8 || view->device_id != kv->device_id ||
+      ((uintptr_t)view->data & 15) != 0)
+    return -1;
+  return contiguous_elements(view) * (view->bits / 8);
 }
 
 bool csa_torch_current_stream(int32_t device, void **stream) {

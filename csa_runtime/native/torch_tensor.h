@@ -33,6 +33,9 @@ bool csa_torch_is_matrix(const dl_tensor *view, const dl_tensor *kv);
 /* Contiguous and aligned 4-byte elements of so many dimensions, on kv's device. */
 bool csa_torch_is_array(const dl_tensor *view, const dl_tensor *kv, uint8_t code, int32_t ndim);
 
+/* Bytes of contiguous memory on kv's device, aligned to 16; negative for anything else. */
+int64_t csa_torch_scratch_bytes(const dl_tensor *view, const dl_tensor *kv);
+
 /* In elements; a single row has none that counts. */
 static inline int64_t csa_torch_row_stride(const dl_tensor *view) {
   return view->shape[0] > 1 ? view->strides[0] : view->shape[1];

@@ -42,9 +42,10 @@ def on_gpu(tensor: torch.Tensor, device: int = 0) -> torch.Tensor:
     """The same memory as a tensor of a CUDA device; it is never freed."""
     extents = ctypes.c_int64 * tensor.dim()
     shape, strides = extents(*tensor.shape), extents(*tensor.stride())
+    offset = tensor.storage_offset() * tensor.element_size() if tensor.numel() else 0
     managed = _Managed(
-        tensor.data_ptr(), 2, device, tensor.dim(), *CODES[tensor.dtype], 1,
-        ctypes.addressof(shape), ctypes.addressof(strides),
+        tensor.data_ptr() - offset, 2, device, tensor.dim(), *CODES[tensor.dtype], 1,
+        ctypes.addressof(shape), ctypes.addressof(strides), offset,
     )  # fmt: skip
     KEPT.append((tensor, shape, strides, managed))
     capsule = ctypes.pythonapi.PyCapsule_New
