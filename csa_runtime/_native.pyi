@@ -117,6 +117,10 @@ def torch_backward(
     ratio: Any,
     coff: Any,
     need_ape: bool,
+    grads: Any,
+    workspace: Any,
+    accumulate: Any,
+    stream: Any,
     /,
 ) -> tuple[Any, Any, Any] | None: ...
 def torch_usual(kv: Any, score: Any, ape: Any, *others: Any) -> bool: ...

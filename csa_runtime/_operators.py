@@ -67,7 +67,9 @@ def backward(
     refuse_tangents(tensors)
     readable = _readable(grad_out)
     if not prefixes.checking():
-        made = torch_backward(*tensors[:5], readable, ratio, coff, need_ape)
+        made = torch_backward(
+            *tensors[:5], readable, ratio, coff, need_ape, None, None, False, None
+        )
         if made is not None:
             return made[0], made[1], _nothing(kv) if made[2] is None else made[2]
     grads = None if need_ape else (kv.new_empty(kv.shape), kv.new_empty(kv.shape), None)

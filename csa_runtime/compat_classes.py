@@ -7,10 +7,10 @@ loads the device's kernels, and a launch that finds them not loaded loads them i
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from csa_runtime import diagnostics, ops
-from csa_runtime.compat_repeat import Repeats
 from csa_runtime.compat_samples import CPU, Samples
 from csa_runtime.compat_streams import on_stream
 
@@ -186,7 +186,6 @@ class CSACompressorBackward(_Compressor):
         samples = (sample_kv, sample_score, sample_ape, sample_cu_seqlens, sample_cu_seqlens_comp)
         super().__init__(*samples, sample_out, ratio=ratio, coff=coff)
         self.deterministic = bool(deterministic)
-        self._repeats = Repeats(ratio, coff)
 
     def scratch_workspace_bytes(self) -> int:
         """Bytes that suffice for `execute(workspace=)`, for every device and alignment; no driver.
@@ -237,21 +236,13 @@ class CSACompressorBackward(_Compressor):
         """
         inputs = (kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out)
         grads = (grad_kv, grad_score, grad_ape)
-        everything = (*inputs, *grads)
-        accumulate = not self.deterministic
-        repeats = self._repeats
-        usual = repeats.window == (self.ratio, self.coff)  # they may be set anew
-        if usual and repeats.launch(everything, accumulate, current_stream, workspace):
-            return
         self._check_call(kv, cu_seqlens, grad_out)
         if grad_ape is None and ape is not None:
             raise ValueError(
                 "grad_ape is None beside an ape; an array like ape to write into is allowed: pass "
                 "one, or call compressor_backward, whose grads= may lack it"
             )
-        if workspace is not None and not str(getattr(workspace, "dtype", "uint8")).endswith(
-            "uint8"
-        ):
+        if workspace is not None and not _of_bytes(getattr(workspace, "dtype", "uint8")):
             raise ValueError(
                 f"workspace is {workspace.dtype}; contiguous uint8 is allowed: allocate "
                 "scratch_workspace_bytes() of it"
@@ -264,11 +255,15 @@ class CSACompressorBackward(_Compressor):
                 coff=self.coff,
                 grads=grads,
                 workspace=workspace,
-                accumulate=accumulate,
+                accumulate=not self.deterministic,
                 stream=stream,
             )
             return ()
 
-        on_stream(backward, (*everything, workspace), current_stream)
-        if usual:
-            repeats.learn(everything, workspace)
+        on_stream(backward, (*inputs, *grads, workspace), current_stream)
+
+
+@functools.cache
+def _of_bytes(dtype: Any) -> bool:
+    """Whether any library's dtype is uint8."""
+    return str(dtype).endswith("uint8")

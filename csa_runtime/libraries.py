@@ -106,11 +106,6 @@ class Torch(Library):
         with self._on(array, stream):
             return bool(self.torch.cuda.is_current_stream_capturing())
 
-    def uncaptured(self, ordinal: int) -> bool:
-        """Whether the device is the current one and its current stream in no capture."""
-        cuda = self.torch.cuda
-        return bool(cuda.current_device() == ordinal and not cuda.is_current_stream_capturing())
-
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str | None, stream: int) -> Any:
         """From torch's caching allocator, in the order of the stream that will write it.
 

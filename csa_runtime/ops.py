@@ -149,11 +149,11 @@ def compressor_backward(
         ValueError: malformed arguments, before any launch.
         RuntimeError: `UnsupportedArch`, `DriverError` or `BundleError`.
     """
-    new = grads is None and workspace is None
-    if new and stream is None and not accumulate and not prefixes.checking():
+    if not prefixes.checking():
         made = torch_backward(
-            kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out, ratio, coff, True
-        )
+            kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out, ratio, coff,
+            True, grads, workspace, accumulate, stream,
+        )  # fmt: skip
         if made is not None:
             return made
     call = begin(kv, score, ape, cu_seqlens, cu_seqlens_comp, ratio, coff, stream)

@@ -149,7 +149,9 @@ static PyMethodDef METHODS[] = {
     {"torch_forward", CALLABLE(csa_py_torch_forward), METH_FASTCALL,
      "compressor_forward's arguments in order, on torch tensors; None: not a usual call."},
     {"torch_backward", CALLABLE(csa_py_torch_backward), METH_FASTCALL,
-     "compressor_backward's arrays, ratio and coff, and whether grad_ape is wanted; as above."},
+     "compressor_backward's arrays, ratio and coff, whether a new grad_ape is wanted, and its "
+     "other "
+     "options; as above."},
     {"torch_usual", CALLABLE(csa_py_torch_usual), METH_FASTCALL,
      "Whether all of these are torch's own tensors with memory on a GPU."},
     {"abi_version", abi_version, METH_NOARGS, "CSA_ABI_VERSION of libcsa_runtime.so."},

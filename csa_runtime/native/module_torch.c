@@ -20,6 +20,15 @@ static bool integer(PyObject *object, int64_t low, int64_t high, int64_t *number
   return overflow == 0 && *number >= low && *number <= high;
 }
 
+static bool same_matrix(const dl_tensor *t, const dl_tensor *kv, int64_t rows, int64_t columns) {
+  return csa_torch_is_matrix(t, kv) && t->shape[0] == rows && t->shape[1] == columns;
+}
+
+/* Of ape's shape and dtype. */
+static bool same_bias(const dl_tensor *t, const dl_tensor *kv, int64_t ratio, int64_t width) {
+  return csa_torch_is_array(t, kv, DL_FLOAT, 2) && t->shape[0] == ratio && t->shape[1] == width;
+}
+
 /* The five inputs, ratio and coff. */
 static bool read_inputs(PyObject *const *objects, PyObject *ratio, PyObject *coff,
                         struct csa_call *call, dl_tensor *kv) {
@@ -34,13 +43,9 @@ static bool read_inputs(PyObject *const *objects, PyObject *ratio, PyObject *cof
   int64_t tokens = kv->shape[0], width = kv->shape[1];
   a->dtype = csa_torch_dtype(kv);
   if (a->dtype == 0 || tokens > COUNT_MAX || width == 0 || width % a->coff != 0) return false;
-  if (!csa_torch_read(objects[1], &score) || !csa_torch_is_matrix(&score, kv) ||
-      score.shape[0] != tokens || score.shape[1] != width)
-    return false;
+  if (!csa_torch_read(objects[1], &score) || !same_matrix(&score, kv, tokens, width)) return false;
   if (objects[2] != Py_None) {
-    if (!csa_torch_read(objects[2], &ape) || !csa_torch_is_array(&ape, kv, DL_FLOAT, 2) ||
-        ape.shape[0] != a->ratio || ape.shape[1] != width)
-      return false;
+    if (!csa_torch_read(objects[2], &ape) || !same_bias(&ape, kv, a->ratio, width)) return false;
     a->ape = ape.data;
   }
   if (!csa_torch_read(objects[3], &starts) || !csa_torch_is_array(&starts, kv, DL_INT, 1) ||
@@ -58,8 +63,9 @@ static bool read_inputs(PyObject *const *objects, PyObject *ratio, PyObject *cof
   return true;
 }
 
-static bool same_matrix(const dl_tensor *t, const dl_tensor *kv, int64_t rows, int64_t columns) {
-  return csa_torch_is_matrix(t, kv) && t->shape[0] == rows && t->shape[1] == columns;
+/* A tensor to write into. */
+static bool read_result(PyObject *tensor, dl_tensor *view) {
+  return csa_torch_read(tensor, view) && csa_torch_is_writable(tensor);
 }
 
 /* Rows of `out`: as asked for, else those of what is given. */
@@ -76,11 +82,16 @@ static bool read_rows(PyObject *total_comp, const dl_tensor *out, csa_args *a) {
 
 /* None is the current stream. Memory for another is the array operations' to take. */
 static bool read_stream(PyObject *stream, bool allocates, struct csa_call *call) {
-  if (stream == Py_None) return csa_torch_current_stream(call->args.device, &call->stream);
-  int64_t handle;
-  if (allocates || !integer(stream, 0, INT64_MAX, &handle)) return false;
-  call->stream = (void *)(uintptr_t)handle;
-  return true;
+  int64_t handle = 0;
+  bool named = stream != Py_None;
+  if (named && !integer(stream, 0, INT64_MAX, &handle)) return false;
+  void *given = (void *)(uintptr_t)handle;
+  if (named && !allocates) {
+    call->stream = given;
+    return true;
+  }
+  return csa_torch_current_stream(call->args.device, &call->stream) &&
+         (!named || given == call->stream);
 }
 
 static int run(enum csa_operation operation, const struct csa_call *call) {
@@ -105,7 +116,7 @@ PyObject *csa_py_torch_forward(PyObject *self, PyObject *const *values, Py_ssize
   if (count != 10 || !read_inputs(values, values[5], values[6], &call, &kv)) return not_here();
   PyObject *out = values[8];
   bool given = out != Py_None;
-  if (given && (!csa_torch_read(out, &view) || !csa_torch_is_writable(out))) return not_here();
+  if (given && !read_result(out, &view)) return not_here();
   if (!read_rows(values[7], given ? &view : NULL, a) || !read_stream(values[9], !given, &call))
     return not_here();
   if (given)
@@ -132,25 +143,38 @@ static bool workspace_elements(const struct csa_call *call, int64_t *elements) {
   return bytes == 0 || !csa_private_capturing(call->stream);
 }
 
+/* What a backward writes: references of its own. */
+struct results {
+  PyObject *workspace, *ape, *kv, *score;
+};
+
+static bool read_gradients(PyObject *grads, const dl_tensor *kv, struct results *r, csa_args *a) {
+  if (!PyTuple_CheckExact(grads) || PyTuple_Size(grads) != 3) return false;
+  int64_t width = a->coff * a->head_dim;
+  dl_tensor view;
+  Py_INCREF(r->kv = PyTuple_GetItem(grads, 0));
+  Py_INCREF(r->score = PyTuple_GetItem(grads, 1));
+  Py_INCREF(r->ape = PyTuple_GetItem(grads, 2));
+  if (!read_result(r->kv, &view) || !same_matrix(&view, kv, a->tokens, width)) return false;
+  a->grad_kv = view.data, a->grad_kv_stride = csa_torch_row_stride(&view);
+  if (!read_result(r->score, &view) || !same_matrix(&view, kv, a->tokens, width)) return false;
+  a->grad_score = view.data, a->grad_score_stride = csa_torch_row_stride(&view);
+  if (r->ape == Py_None) return a->ape == NULL || (a->flags & CSA_FLAG_ACCUMULATE) == 0;
+  if (a->ape == NULL || !read_result(r->ape, &view) || !same_bias(&view, kv, a->ratio, width))
+    return false;
+  a->grad_ape = view.data;
+  return true;
+}
+
 /* A new tensor like `like`, described; false with or without an exception. */
 static bool make(PyObject *like, int64_t rows, int64_t columns, PyObject **made, dl_tensor *view) {
   *made = csa_torch_empty(like, rows, columns);
   return *made != NULL && csa_torch_has_memory(*made, view) && view->ndim == 2;
 }
 
-/* What a backward writes, in the order in which its memory is taken. */
-struct results {
-  PyObject *workspace, *ape, *kv, *score;
-};
-
-static bool make_results(PyObject *const *inputs, bool sums, int64_t elements, struct results *r,
-                         csa_args *a) {
+static bool make_gradients(PyObject *const *inputs, bool sums, struct results *r, csa_args *a) {
   int64_t width = a->coff * a->head_dim;
   dl_tensor view;
-  if (elements > 0) {
-    if (!make(inputs[2], 1, elements, &r->workspace, &view)) return false;
-    a->workspace = view.data, a->workspace_bytes = 4 * elements;
-  }
   if (sums) {
     if (!make(inputs[2], a->ratio, width, &r->ape, &view)) return false;
     a->grad_ape = view.data;
@@ -162,26 +186,57 @@ static bool make_results(PyObject *const *inputs, bool sums, int64_t elements, s
   return true;
 }
 
-/* (kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out, ratio, coff, need_ape) -> new gradients
- */
+/* What a backward is called with besides its inputs. */
+struct options {
+  PyObject *need_ape, *grads, *workspace, *accumulate, *stream;
+};
+
+/* Into `call`, all that a backward writes; new memory is taken last, the workspace's first. */
+static bool take_results(PyObject *const *inputs, const dl_tensor *kv, const struct options *o,
+                         struct results *r, struct csa_call *call) {
+  csa_args *a = &call->args;
+  bool given = o->grads != Py_None, accumulate = o->accumulate == Py_True;
+  if ((!accumulate && o->accumulate != Py_False) || (accumulate && !given)) return false;
+  if (accumulate) a->flags = CSA_FLAG_ACCUMULATE;
+  if (given && !read_gradients(o->grads, kv, r, a)) return false;
+  bool sums = given ? a->grad_ape != NULL : a->ape != NULL && o->need_ape == Py_True;
+  if (!sums) a->flags = 0;
+  int64_t elements = 0;
+  dl_tensor view;
+  if (o->workspace != Py_None) {
+    if (!read_result(o->workspace, &view)) return false;
+    int64_t bytes = csa_torch_scratch_bytes(&view, kv);
+    if (bytes < 0) return false;
+    if (sums && bytes > 0) a->workspace = view.data, a->workspace_bytes = bytes;
+  }
+  bool takes = sums && o->workspace == Py_None;
+  if (!read_stream(o->stream, takes || !given, call) ||
+      (takes && !workspace_elements(call, &elements)))
+    return false;
+  if (elements > 0) {
+    if (!make(inputs[2], 1, elements, &r->workspace, &view)) return false;
+    a->workspace = view.data, a->workspace_bytes = 4 * elements;
+  }
+  return given || make_gradients(inputs, sums, r, a);
+}
+
+/* (kv, score, ape, cu_seqlens, cu_seqlens_comp, grad_out, ratio, coff, need_ape, grads, workspace,
+ * accumulate, stream) -> gradients; need_ape is of new ones */
 PyObject *csa_py_torch_backward(PyObject *self, PyObject *const *values, Py_ssize_t count) {
   (void)self;
   struct csa_call call = {.args = {.size = sizeof call.args}};
   csa_args *a = &call.args;
   dl_tensor kv, view;
-  if (count != 9 || !read_inputs(values, values[6], values[7], &call, &kv) ||
+  if (count != 13 || !read_inputs(values, values[6], values[7], &call, &kv) ||
       !csa_torch_read(values[5], &view) || view.ndim != 2 || view.shape[0] > COUNT_MAX ||
       !same_matrix(&view, &kv, view.shape[0], a->head_dim) ||
       (view.shape[0] > 0 && a->tokens < a->ratio))
     return not_here();
   a->rows = view.shape[0];
   a->grad_out = view.data, a->grad_out_stride = csa_torch_row_stride(&view);
-  bool sums = a->ape != NULL && values[8] == Py_True;
-  int64_t elements = 0;
-  if (!read_stream(Py_None, true, &call) || (sums && !workspace_elements(&call, &elements)))
-    return not_here();
+  struct options options = {values[8], values[9], values[10], values[11], values[12]};
   struct results r = {0};
-  int code = make_results(values, sums, elements, &r, a) ? run(CSA_BACKWARD, &call) : NOT_HERE;
+  int code = take_results(values, &kv, &options, &r, &call) ? run(CSA_BACKWARD, &call) : NOT_HERE;
   PyObject *grads = NULL;
   if (code == CSA_OK)
     grads = PyTuple_Pack(3, r.kv, r.score, r.ape != NULL ? r.ape : Py_None);

@@ -125,8 +125,21 @@ BACKWARD = {
     "no ape": ("ape=None", True),
     "a broadcast gradient": ("grad_out=on_gpu(host(1, D).expand(ROWS, D))", True),
     "no rows": ("grad_out=bf16(0, D)", True),
-    "given gradients": ("grads=(bf16(T, COFF * D), bf16(T, COFF * D), None)", False),
+    "given gradients": ("grads=GIVEN", True),
+    "none of ape": ("grads=(*GIVEN[:2], None)", True),
+    "none of an absent ape": ("grads=(*GIVEN[:2], None), ape=None, accumulate=True", True),
+    "added": ("grads=GIVEN, accumulate=True", True),
+    "a workspace": ("workspace=SPACE", True),
+    "no stream but a workspace": ("workspace=SPACE, grads=GIVEN, stream=1", True),
+    "the current stream": ("stream=2", True),
+    "a workspace that nothing needs": ("workspace=SPACE, ape=None", True),
     "accumulate alone": ("accumulate=True", False),
+    "accumulate into nothing": ("grads=(*GIVEN[:2], None), accumulate=True", False),
+    "a list": ("grads=[*GIVEN]", False),
+    "a pair": ("grads=GIVEN[:2]", False),
+    "a gradient of an absent ape": ("grads=GIVEN, ape=None", False),
+    "a short grad_kv": ("grads=(bf16(T - 1, COFF * D), *GIVEN[1:])", False),
+    "an empty workspace": ("workspace=on_gpu(torch.zeros(0, dtype=torch.uint8))", False),
     "a flat gradient": ("grad_out=bf16(ROWS * D)", False),
     "a gradient of fp32": ("grad_out=on_gpu(torch.zeros(ROWS, D))", False),
     "a negative": ("grad_out=torch._neg_view(bf16(ROWS, D))", False),
@@ -140,6 +153,9 @@ def test_backwards_are_the_same_call_or_the_same_refusal() -> None:
     changes = "".join(f"    dict({change}),\n" for change, _ in BACKWARD.values())
     run = fake.run(
         f"""{KNOWN}
+GIVEN = (bf16(T, COFF * D), bf16(T, COFF * D), on_gpu(torch.zeros(RATIO, COFF * D)))
+SPACE = torch.zeros(1 << 20, dtype=torch.uint8)
+SPACE = on_gpu(SPACE[-SPACE.data_ptr() % 16:])
 outcomes = []
 for change in (\n{changes}):
     arguments = call() | dict(grad_out=bf16(ROWS, D)) | change
