@@ -18,7 +18,28 @@ from csa_runtime._native import torch_backward
 _INPUTS = "Tensor kv, Tensor score, Tensor? ape, Tensor cu_seqlens, Tensor cu_seqlens_comp, "
 # torch annotates little of this module.
 registry: Any = torch.library
-operators = registry.Library("csa_runtime", "DEF")
+
+
+class _Operators(torch.library.Library):
+    """The operators, whose derivatives refuse tangents."""
+
+    def __init__(self) -> None:
+        """In their own namespace."""
+        begin: Any = super().__init__
+        begin("csa_runtime", "DEF")
+
+    def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+        """Register a kernel; autograd's are the last to see the tangents of torch.func."""
+
+        def refusing(keyset: Any, *arguments: Any, **keywords: Any) -> Any:
+            refuse_tangents(arguments)
+            return fn(keyset, *arguments, **keywords)
+
+        register: Any = super().impl
+        register(op_name, refusing if dispatch_key == "Autograd" else fn, dispatch_key, **options)
+
+
+operators: Any = _Operators()
 operators.define(
     f"compressor_forward({_INPUTS}int ratio, int coff, SymInt total_comp) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
@@ -79,15 +100,15 @@ def backward(
     return grad_kv, grad_score, _nothing(kv) if grad_ape is None else grad_ape
 
 
-def refuse_tangents(tensors: Sequence[Tensor | None]) -> None:
+def refuse_tangents(arguments: Sequence[Any]) -> None:
     """Check that no forward-mode derivative is asked for: there is none, and zeros would be wrong.
 
     The generic derivative of an operator leaves tangents out without a word.
     """
     if _forward_ad._current_level < 0:
         return
-    for tensor in tensors:
-        if tensor is not None and _forward_ad.unpack_dual(tensor).tangent is not None:
+    for one in arguments:
+        if isinstance(one, Tensor) and _forward_ad.unpack_dual(one).tangent is not None:
             raise RuntimeError(
                 "the compressor has no forward-mode derivative: use reverse mode (backward, "
                 "torch.func.vjp, jacrev), or detach its inputs"

@@ -3,8 +3,7 @@
 
 Registers `torch.ops.csa_runtime.compressor_forward` and `compressor_backward` with a derivative.
 Tested with torch 2.11 and 2.13. Reverse mode only: forward mode and second derivatives raise.
-torch.func's grad, vjp, jacrev and vmap work on `compressor`; the bare operators refuse dual
-tensors, but torch hides torch.func.jvp's tangents from them, and gives zeros.
+torch.func's grad, vjp, jacrev and vmap work on `compressor`.
 """
 
 from __future__ import annotations

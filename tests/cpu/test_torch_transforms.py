@@ -73,10 +73,20 @@ def test_dual_tensors_that_require_a_gradient_are_refused(pack: Pack) -> None:
     ],
     ids=["jvp", "jacfwd", "jvp of grad", "jacobian", "jvp of vmap"],
 )
-def test_forward_mode_transforms_are_refused(pack: Pack, transform: Any) -> None:
-    """Whoever asks."""
+@pytest.mark.parametrize("make", [of_kv, operator_of_kv], ids=["compressor", "operator"])
+def test_forward_mode_transforms_are_refused(pack: Pack, transform: Any, make: Any) -> None:
+    """Whoever asks, of the bare operator too."""
     with pytest.raises(RuntimeError, match=r"forward.mode|Batching rule|jvp"):
-        transform(of_kv(pack), pack.kv)
+        transform(make(pack), pack.kv)
+
+
+def test_forward_mode_through_the_backward_operator_is_refused(pack: Pack) -> None:
+    operator = torch.ops.csa_runtime.compressor_backward
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(
+            lambda grad_out: operator(*pack.inputs, grad_out, 4, 2, True)[0],
+            (pack.grad_out,), (pack.grad_out,),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("make", [of_kv, operator_of_kv], ids=["compressor", "operator"])
