@@ -44,12 +44,6 @@ static bool aligned(const struct alignment *alignment, const struct csa_variant 
          (alignment->ape & (uintptr_t)(ape_alignment(v) - 1)) == 0;
 }
 
-static int32_t shared_bytes(const struct csa_bundle *bundle, const struct csa_target *target,
-                            int32_t variant) {
-  return bundle->images[target->images[variant]].static_shared +
-         bundle->variants[variant].dynamic_shared;
-}
-
 static bool of_family(const struct csa_variant *v, const struct csa_family *f) {
   return v->operation == f->operation && v->ratio == f->ratio && v->coff == f->coff &&
          v->dtype == f->dtype;
@@ -72,6 +66,30 @@ static bool within(const struct csa_schedule *row, int64_t elements) {
   return row->max_elements < 0 || elements <= row->max_elements;
 }
 
+/* Whether the device and the size let a row serve the problem, whatever its alignment. */
+static bool fits(const struct csa_bundle *bundle, const struct csa_target *target,
+                 const struct csa_schedule *row, const csa_args *a, struct csa_layout *layout) {
+  return within(row, a->rows * a->head_dim) &&
+         csa_target_shared_bytes(bundle, target, row->variant) <= target->shared_limit &&
+         csa_lay_out(&bundle->variants[row->variant], row, a, layout);
+}
+
+/* Of the variants that fit, the one that asks for the least alignment, or NULL. */
+static const struct csa_variant *least_aligned(const struct csa_bundle *bundle,
+                                               const struct csa_target *target, int32_t family,
+                                               const csa_args *a) {
+  const struct csa_variant *least = NULL;
+  const struct csa_schedule *row;
+  struct csa_layout layout;
+  int32_t cursor = target->first_row[family];
+  while ((row = next_row(bundle, target, family, &cursor)) != NULL) {
+    const struct csa_variant *v = &bundle->variants[row->variant];
+    if (fits(bundle, target, row, a, &layout) && (least == NULL || v->alignment < least->alignment))
+      least = v;
+  }
+  return least;
+}
+
 static int nothing_fits(const struct csa_bundle *bundle, const struct csa_target *target,
                         int32_t family, const csa_args *a) {
   const struct csa_family *f = &bundle->families[family];
@@ -86,11 +104,20 @@ static int nothing_fits(const struct csa_bundle *bundle, const struct csa_target
                     "them",
                     bundle->source, csa_operation_name(f->operation), a->ratio, a->coff,
                     target->arch, target->capability / 10, target->capability % 10);
-  return csa_fail(
-      CSA_ERROR_VALUE,
-      "no %s variant of ratio %d, coff %d on sm_%d serves head_dim %lld with these "
-      "base addresses and row strides; align them to 16 bytes, and head_dim to 8 elements",
-      csa_operation_name(f->operation), a->ratio, a->coff, target->arch, (long long)a->head_dim);
+  const struct csa_variant *least = least_aligned(bundle, target, family, a);
+  if (least == NULL)
+    return csa_fail(CSA_ERROR_VALUE,
+                    "no %s variant of ratio %d, coff %d on sm_%d serves head_dim %lld on a device "
+                    "with %d bytes of shared memory a block; pass a smaller one",
+                    csa_operation_name(f->operation), a->ratio, a->coff, target->arch,
+                    (long long)a->head_dim, target->shared_limit);
+  return csa_fail(CSA_ERROR_VALUE,
+                  "no %s variant of ratio %d, coff %d on sm_%d serves head_dim %lld with these "
+                  "base addresses and row strides; the one that asks for least needs head_dim and "
+                  "row strides that are multiples of %d elements, and bases aligned alike (ape: to "
+                  "%d bytes)",
+                  csa_operation_name(f->operation), a->ratio, a->coff, target->arch,
+                  (long long)a->head_dim, least->alignment, ape_alignment(least));
 }
 
 static int force(const struct csa_bundle *bundle, const struct csa_target *target, int32_t family,
@@ -118,7 +145,7 @@ static int force(const struct csa_bundle *bundle, const struct csa_target *targe
                     "variant=\"%s\" needs head_dim (%lld) and row strides that are multiples of %d "
                     "elements, and bases aligned alike (ape: to %d bytes)",
                     name, (long long)a->head_dim, v->alignment, ape_alignment(v));
-  int32_t shared = shared_bytes(bundle, target, variant);
+  int32_t shared = csa_target_shared_bytes(bundle, target, variant);
   if (shared > target->shared_limit)
     return csa_fail(CSA_ERROR_VALUE,
                     "variant=\"%s\" needs %d bytes of shared memory; a block of this device has %d",
@@ -137,15 +164,12 @@ int csa_choose(const struct csa_bundle *bundle, const struct csa_target *target,
   struct alignment alignment = alignment_of(operation, a);
   int32_t family = csa_bundle_family(bundle, (int32_t)operation, a->ratio, a->coff, a->dtype);
   if (variant != NULL) return force(bundle, target, family, a, &alignment, variant, row, layout);
-  int64_t element = csa_element_bytes(a->dtype), elements = a->rows * a->head_dim;
+  int64_t element = csa_element_bytes(a->dtype);
   int32_t cursor = target->first_row[family];
-  while ((*row = next_row(bundle, target, family, &cursor)) != NULL) {
-    const struct csa_variant *v = &bundle->variants[(*row)->variant];
-    if (within(*row, elements) && aligned(&alignment, v, element) &&
-        shared_bytes(bundle, target, (*row)->variant) <= target->shared_limit &&
-        csa_lay_out(v, *row, a, layout))
+  while ((*row = next_row(bundle, target, family, &cursor)) != NULL)
+    if (aligned(&alignment, &bundle->variants[(*row)->variant], element) &&
+        fits(bundle, target, *row, a, layout))
       return CSA_OK;
-  }
   return nothing_fits(bundle, target, family, a);
 }
 
@@ -155,7 +179,7 @@ int csa_choose_finish(const struct csa_bundle *bundle, const struct csa_target *
   int32_t cursor = family >= 0 ? target->first_row[family] : 0;
   while (family >= 0 && (*row = next_row(bundle, target, family, &cursor)) != NULL)
     if (within(*row, plane_elements) &&
-        shared_bytes(bundle, target, (*row)->variant) <= target->shared_limit)
+        csa_target_shared_bytes(bundle, target, (*row)->variant) <= target->shared_limit)
       return CSA_OK;
   return csa_fail(
       CSA_ERROR_ARCH,

@@ -69,7 +69,7 @@ static int allow_shared(const struct csa_bundle *bundle, struct csa_device *devi
                         int32_t variant) {
   const struct csa_variant *v = &bundle->variants[variant];
   int32_t index = device->target.images[variant];
-  if (bundle->images[index].static_shared + v->dynamic_shared <= USUAL_SHARED ||
+  if (csa_target_shared_bytes(bundle, &device->target, variant) <= USUAL_SHARED ||
       device->kernels[variant].kernel != NULL)
     return CSA_OK;
   return csa_driver_check(
@@ -110,38 +110,24 @@ static int refuse_in_capture(cu_stream stream, const char *name) {
                          name, csa_cuda.version / 1000, csa_cuda.version % 1000 / 10);
 }
 
-int csa_load_variant(const struct csa_bundle *bundle, struct csa_device *device, int32_t variant,
-                     uint64_t context, cu_stream stream) {
-  int status = refuse_in_capture(stream, bundle->variants[variant].name);
-  if (status != CSA_OK) return status;
-  pthread_mutex_lock(&lock);
-  if (!csa_contexts_hold(&device->kernels[variant].contexts, context)) {
-    int mode;
-    status = csa_capture_relax(&mode);
-    if (status == CSA_OK) {
-      status = load_image(bundle, device->target.images[variant]);
-      if (status == CSA_OK) status = allow_shared(bundle, device, variant);
-      if (status == CSA_OK) status = finish(bundle, device, variant, context, 0);
-      status = csa_capture_restore(mode, status);
-    }
-  }
-  pthread_mutex_unlock(&lock);
-  return status;
-}
-
-/* Every variant in the current context. */
-static int load_here(const struct csa_bundle *bundle, struct csa_device *device, uint64_t context,
-                     int primary) {
+/* Make the variants [first, end) ready in the current context. Shared memory that the device will
+ * not give fails that variant's launches, not the load of several. */
+static int load(const struct csa_bundle *bundle, struct csa_device *device, int32_t first,
+                int32_t end, uint64_t context, int primary) {
   pthread_mutex_lock(&lock);
   int mode;
   int status = csa_capture_relax(&mode);
   if (status == CSA_OK) {
-    for (int32_t v = 0; v < bundle->variant_count && status == CSA_OK; v++) {
+    for (int32_t v = first; v < end && status == CSA_OK; v++) {
       if (device->target.images[v] < 0) continue;
+      if (!primary && csa_contexts_hold(&device->kernels[v].contexts, context)) continue;
       status = load_image(bundle, device->target.images[v]);
-      /* Shared memory that the device will not give fails that variant's launches, not the load. */
-      if (status == CSA_OK && allow_shared(bundle, device, v) == CSA_OK)
+      if (status != CSA_OK) break;
+      int allowed = allow_shared(bundle, device, v);
+      if (allowed == CSA_OK)
         status = finish(bundle, device, v, context, primary);
+      else if (end - first == 1)
+        status = allowed;
     }
     status = csa_capture_restore(mode, status);
   }
@@ -149,14 +135,21 @@ static int load_here(const struct csa_bundle *bundle, struct csa_device *device,
   return status;
 }
 
+int csa_load_variant(const struct csa_bundle *bundle, struct csa_device *device, int32_t variant,
+                     uint64_t context, cu_stream stream) {
+  int status = refuse_in_capture(stream, bundle->variants[variant].name);
+  return status == CSA_OK ? load(bundle, device, variant, variant + 1, context, 0) : status;
+}
+
 int csa_load_all(const struct csa_bundle *bundle, struct csa_device *device) {
   struct csa_scope scope;
   int status = csa_context_enter_primary(device, &scope);
   if (status != CSA_OK) return status;
   uint64_t primary = scope.context;
-  status = csa_context_leave(&scope, load_here(bundle, device, primary, 1));
+  status = csa_context_leave(&scope, load(bundle, device, 0, bundle->variant_count, primary, 1));
   if (status == CSA_OK) status = csa_context_enter(device, NULL, &scope);
   if (status != CSA_OK) return status;
-  if (scope.context != primary) status = load_here(bundle, device, scope.context, 0);
+  if (scope.context != primary)
+    status = load(bundle, device, 0, bundle->variant_count, scope.context, 0);
   return csa_context_leave(&scope, status);
 }

@@ -98,7 +98,7 @@ static PyObject *abi_version(PyObject *self, PyObject *unused) {
 #define FIELDS_HELP                                                                             \
   "Addresses and streams are integers (None: NULL). Counts: tokens T, segments B, rows of the " \
   "output, head_dim d.\nStrides: from a row to the next, in elements, not bytes.\n"             \
-  "dtype: 1 bf16, 2 fp16, 3 fp32. flags: 1 adds to grad_ape. workspace_bytes: bytes.\n"         \
+  "dtype: 1, bf16; no other is served. flags: 1 adds to grad_ape. workspace_bytes: bytes.\n"    \
   "variant: the name of one kernel to use, None to let the schedule choose.\n"
 #define ERRORS_HELP \
   "Raises ValueError before anything is launched, UnsupportedArch, DriverError or BundleError."

@@ -69,3 +69,9 @@ int csa_target_init(const struct csa_bundle *bundle, const char *who, int32_t ca
   }
   return CSA_OK;
 }
+
+int32_t csa_target_shared_bytes(const struct csa_bundle *bundle, const struct csa_target *target,
+                                int32_t variant) {
+  return bundle->images[target->images[variant]].static_shared +
+         bundle->variants[variant].dynamic_shared;
+}

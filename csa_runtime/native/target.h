@@ -23,4 +23,8 @@ int csa_target_init(const struct csa_bundle *bundle, const char *who, int32_t ca
 /* The architecture of `bundle` that serves a capability, or 0. */
 int32_t csa_target_arch(const struct csa_bundle *bundle, int32_t capability);
 
+/* Shared memory of a block, static and dynamic; the target must have an image of the variant. */
+int32_t csa_target_shared_bytes(const struct csa_bundle *bundle, const struct csa_target *target,
+                                int32_t variant);
+
 #endif

@@ -132,6 +132,7 @@ def test_forced_variant_that_cannot_serve_says_why(
 def test_what_no_row_serves_is_refused(long: tuple[str, dict[str, Any]]) -> None:
     (error,) = explained(long[0], [("forward", forward(2, 1, head_dim=7), 90, None)])
     assert "no forward variant of ratio 2, coff 1 on sm_90 serves head_dim 7" in error
+    assert "multiples of 2 elements, and bases aligned alike (ape: to 8 bytes)" in error
 
 
 def test_workspace_bound_counts_long_rows(long: tuple[str, dict[str, Any]]) -> None:

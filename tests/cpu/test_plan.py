@@ -66,8 +66,11 @@ def test_the_readmes_widest_heads_are_served(window: tuple[int, int], capability
         explain(operation, CALLS[operation](ratio, coff, head_dim, ratio, 1), capability)
     if ratio == 128:
         for head_dim in (odd + 1, even - 1):
-            with pytest.raises(ValueError, match=f"serves head_dim {head_dim}"):
+            says = f"serves head_dim {head_dim}.* multiples of 2 elements.*ape: to 8 bytes"
+            with pytest.raises(ValueError, match=says):
                 explain("forward", forward(ratio, coff, head_dim, ratio, 1), capability)
+        with pytest.raises(ValueError, match="shared memory a block; pass a smaller one"):
+            explain("forward", forward(ratio, coff, even, ratio, 1), capability, shared_limit=16)
 
 
 @pytest.mark.parametrize("operation", CALLS)

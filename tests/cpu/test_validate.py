@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support import fake
-from support.problems import address
+from support.problems import address, forward
 
 pytestmark = pytest.mark.L0
 
@@ -237,3 +237,39 @@ call["ape"] = None
 csa_runtime.launch_forward(**call)
 """
     assert len(fake.run(script).launches) == 1
+
+
+def test_keywords_mean_the_same_in_any_order_and_from_any_call() -> None:
+    """Spelled out, of which the names are remembered, unpacked, and from within each other."""
+    spelled = ", ".join(f"{name}={value}" for name, value in forward().items())
+    turned = ", ".join(f"{name}={value}" for name, value in reversed(forward().items()))
+    other = ", ".join(f"{name}={value}" for name, value in forward(head_dim=64).items())
+    script = f"""
+class Calling:
+    def __index__(self):
+        csa_runtime.launch_forward({turned})
+        return 64
+def first(): csa_runtime.launch_forward({spelled})
+def second(): csa_runtime.launch_forward({other})
+for _ in range(2):
+    first(); csa_runtime.launch_forward({turned}); second()
+    csa_runtime.launch_forward(**forward())
+    csa_runtime.launch_forward(**dict(reversed(forward().items())))
+    attempt(csa_runtime.launch_forward, **forward(), size=4)
+    attempt(csa_runtime.launch_forward, size=4, **forward())
+csa_runtime.launch_forward(**forward() | dict(tokens=Calling()))
+first()
+"""
+    parameters = [launch["parameters"] for launch in fake.run(script).launches]
+    one, two = parameters[0], parameters[2]
+    assert one != two
+    assert parameters == [one, one, two, one, one] * 2 + [one] * 3
+
+
+def test_the_documentation_names_the_dtypes_that_are_served() -> None:
+    """And no other, which the bundle has no image for."""
+    script = "emit([csa_runtime.launch_forward.__doc__, _native.bundle_info()['variants']])"
+    text, variants = fake.run(script, driver=False).output
+    served = {variant["dtype"] for variant in variants if variant["operation"] != "finish"}
+    for name in ("bf16", "fp16", "fp32"):
+        assert (name in text) == (name in served), name
