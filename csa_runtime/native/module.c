@@ -37,24 +37,26 @@ static PyObject *none_or_raise(int code) {
   return Py_None;
 }
 
-static PyObject *launch(enum csa_operation operation, enum csa_called called, PyObject *positional,
-                        PyObject *keywords) {
+static PyObject *launch(enum csa_operation operation, enum csa_called called,
+                        PyObject *const *values, Py_ssize_t count, PyObject *names) {
   struct csa_call call;
-  if (csa_parse_call(called, positional, keywords, &call) < 0) return NULL;
+  if (csa_parse_call(called, values, count, names, &call) < 0) return NULL;
   PyThreadState *state = PyEval_SaveThread();
   int code = csa_private_run(operation, &call.args, call.stream, call.variant);
   PyEval_RestoreThread(state);
   return none_or_raise(code);
 }
 
-static PyObject *launch_forward(PyObject *self, PyObject *positional, PyObject *keywords) {
+static PyObject *launch_forward(PyObject *self, PyObject *const *values, Py_ssize_t count,
+                                PyObject *names) {
   (void)self;
-  return launch(CSA_FORWARD, CSA_CALLED_FORWARD, positional, keywords);
+  return launch(CSA_FORWARD, CSA_CALLED_FORWARD, values, count, names);
 }
 
-static PyObject *launch_backward(PyObject *self, PyObject *positional, PyObject *keywords) {
+static PyObject *launch_backward(PyObject *self, PyObject *const *values, Py_ssize_t count,
+                                 PyObject *names) {
   (void)self;
-  return launch(CSA_BACKWARD, CSA_CALLED_BACKWARD, positional, keywords);
+  return launch(CSA_BACKWARD, CSA_CALLED_BACKWARD, values, count, names);
 }
 
 static PyObject *workspace_bytes(PyObject *self, PyObject *positional, PyObject *keywords) {
@@ -106,7 +108,7 @@ static PyObject *abi_version(PyObject *self, PyObject *unused) {
 #define CALLABLE(function) (PyCFunction)(void (*)(void))(function)
 
 static PyMethodDef METHODS[] = {
-    {"launch_forward", CALLABLE(launch_forward), METH_VARARGS | METH_KEYWORDS,
+    {"launch_forward", CALLABLE(launch_forward), METH_FASTCALL | METH_KEYWORDS,
      "launch_forward(*, device=0, ratio, coff, dtype, flags=0, tokens, segments, rows, head_dim, "
      "kv, score, ape=None, cu_seqlens, cu_seqlens_comp, out, kv_stride, score_stride, out_stride, "
      "stream=0, variant=None)\n--\n\n"
@@ -117,7 +119,7 @@ static PyMethodDef METHODS[] = {
      "...     cu_seqlens=cu.data_ptr(), cu_seqlens_comp=cu_comp.data_ptr(),\n"
      "...     kv_stride=128, score_stride=128, out_stride=128, "
      "stream=stream.cuda_stream)\n\n" ERRORS_HELP},
-    {"launch_backward", CALLABLE(launch_backward), METH_VARARGS | METH_KEYWORDS,
+    {"launch_backward", CALLABLE(launch_backward), METH_FASTCALL | METH_KEYWORDS,
      "launch_backward(*, device=0, ratio, coff, dtype, flags=0, tokens, segments, rows, head_dim, "
      "kv, score, ape=None, cu_seqlens, cu_seqlens_comp, grad_out, grad_kv, grad_score, "
      "grad_ape=None, workspace=None, workspace_bytes=0, kv_stride, score_stride, grad_out_stride, "
@@ -135,7 +137,7 @@ static PyMethodDef METHODS[] = {
      "grad_score_stride=128)\n\n" ERRORS_HELP},
     {"backward_workspace_bytes", CALLABLE(workspace_bytes), METH_VARARGS | METH_KEYWORDS,
      "Bytes of workspace that suffice on every device and for every alignment; no driver."},
-    {"explain", CALLABLE(csa_py_explain), METH_VARARGS | METH_KEYWORDS,
+    {"explain", CALLABLE(csa_py_explain), METH_FASTCALL | METH_KEYWORDS,
      "What a call would launch; with compute_capability, without a driver."},
     {"load", CALLABLE(load), METH_VARARGS | METH_KEYWORDS,
      "Load and finish every kernel of a device's architecture (-1: the current one), in the "

@@ -26,17 +26,15 @@ int csa_keywords_init(void);
 
 enum csa_called { CSA_CALLED_FORWARD, CSA_CALLED_BACKWARD, CSA_CALLED_EXPLAIN, CSA_CALLED_COUNT };
 
-/* Parse a call whose keywords are csa_args' fields, stream and variant, and for explain also
- * compute_capability, shared_limit and operation, the latter positionally too. Returns 0, or -1
- * with an exception.
- *
- * The functions so called are METH_VARARGS | METH_KEYWORDS: for more than 15 keywords the
- * interpreter makes a dictionary anyway, which METH_FASTCALL would have it take apart again. */
-int csa_parse_call(enum csa_called called, PyObject *positional, PyObject *keywords,
-                   struct csa_call *call);
+/* Parse a METH_FASTCALL | METH_KEYWORDS call whose keywords are csa_args' fields, stream and
+ * variant, and for explain also compute_capability, shared_limit and operation, the latter
+ * positionally too. Returns 0, or -1 with an exception. */
+int csa_parse_call(enum csa_called called, PyObject *const *values, Py_ssize_t count,
+                   PyObject *names, struct csa_call *call);
 
 /* The functions that report rather than launch. */
-PyObject *csa_py_explain(PyObject *self, PyObject *positional, PyObject *keywords);
+PyObject *csa_py_explain(PyObject *self, PyObject *const *values, Py_ssize_t count,
+                         PyObject *names);
 PyObject *csa_py_bundle_info(PyObject *self, PyObject *unused);
 PyObject *csa_py_driver_info(PyObject *self, PyObject *unused);
 PyObject *csa_py_launch_counts(PyObject *self, PyObject *unused);

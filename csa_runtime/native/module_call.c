@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Keywords of a call -> csa_args. */
+#include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -7,14 +8,14 @@
 
 static const char *const FUNCTIONS[] = {"launch_forward", "launch_backward", "explain"};
 
-enum kind { POINTER, INT64, INT32, STREAM, VARIANT, CAPABILITY, SHARED_LIMIT, OPERATION };
+enum kind { ADDRESS, INT64, INT32, VARIANT, CAPABILITY, OPERATION };
 
 static const struct field {
   const char *name;
   enum kind kind;
-  size_t offset; /* in csa_args */
+  size_t offset; /* in csa_call */
 } FIELDS[] = {
-#define F(name, kind) {#name, kind, offsetof(csa_args, name)}
+#define F(name, kind) {#name, kind, offsetof(struct csa_call, args.name)}
     F(device, INT32),
     F(ratio, INT32),
     F(coff, INT32),
@@ -24,17 +25,17 @@ static const struct field {
     F(segments, INT64),
     F(rows, INT64),
     F(head_dim, INT64),
-    F(kv, POINTER),
-    F(score, POINTER),
-    F(ape, POINTER),
-    F(cu_seqlens, POINTER),
-    F(cu_seqlens_comp, POINTER),
-    F(out, POINTER),
-    F(grad_out, POINTER),
-    F(grad_kv, POINTER),
-    F(grad_score, POINTER),
-    F(grad_ape, POINTER),
-    F(workspace, POINTER),
+    F(kv, ADDRESS),
+    F(score, ADDRESS),
+    F(ape, ADDRESS),
+    F(cu_seqlens, ADDRESS),
+    F(cu_seqlens_comp, ADDRESS),
+    F(out, ADDRESS),
+    F(grad_out, ADDRESS),
+    F(grad_kv, ADDRESS),
+    F(grad_score, ADDRESS),
+    F(grad_ape, ADDRESS),
+    F(workspace, ADDRESS),
     F(workspace_bytes, INT64),
     F(kv_stride, INT64),
     F(score_stride, INT64),
@@ -43,10 +44,10 @@ static const struct field {
     F(grad_kv_stride, INT64),
     F(grad_score_stride, INT64),
 #undef F
-    {"stream", STREAM, 0},
+    {"stream", ADDRESS, offsetof(struct csa_call, stream)},
     {"variant", VARIANT, 0},
-    {"compute_capability", CAPABILITY, 0},
-    {"shared_limit", SHARED_LIMIT, 0},
+    {"compute_capability", CAPABILITY, offsetof(struct csa_call, capability)},
+    {"shared_limit", INT32, offsetof(struct csa_call, shared_limit)},
     {"operation", OPERATION, 0},
 };
 enum { FIELD_COUNT = sizeof FIELDS / sizeof FIELDS[0], LAUNCH_FIELD_COUNT = FIELD_COUNT - 3 };
@@ -69,27 +70,38 @@ static int find(PyObject *name, int count) {
   return -1;
 }
 
-/* For each function, the field that the i-th keyword of its latest call meant: nearly always this
- * call's too. The interpreter's lock guards it. */
-static uint8_t latest[CSA_CALLED_COUNT][FIELD_COUNT];
+/* What a function's keywords meant when they last had other names or another order. A call spelled
+ * out in the source passes the same tuple of names each time; it is kept, so that no other one has
+ * its address. The interpreter's lock guards it. */
+struct meanings {
+  PyObject *names;
+  uint8_t fields[FIELD_COUNT];
+};
+static struct meanings latest[CSA_CALLED_COUNT];
 
-/* The field of keyword `i`, or NULL with an exception. */
-static const struct field *field_of(enum csa_called called, PyObject *name, int i) {
-  uint8_t *fields = latest[called];
-  if (i < FIELD_COUNT && interned[fields[i]] == name) return &FIELDS[fields[i]];
-  int index = -1;
-  if (PyUnicode_Check(name))
-    index = find(name, called == CSA_CALLED_EXPLAIN ? FIELD_COUNT : LAUNCH_FIELD_COUNT);
-  else
-    PyErr_SetString(PyExc_TypeError, "keywords must be strings");
-  if (index >= 0) {
-    if (i < FIELD_COUNT) fields[i] = (uint8_t)index;
-    return &FIELDS[index];
+/* Make `known`, a copy of the latest, that of these keywords; 0, or -1 with an exception. */
+static int learn(enum csa_called called, PyObject *names, Py_ssize_t count,
+                 struct meanings *known) {
+  int served = called == CSA_CALLED_EXPLAIN ? FIELD_COUNT : LAUNCH_FIELD_COUNT;
+  bool changed = false;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject *name = PyTuple_GetItem(names, i);
+    if (i < FIELD_COUNT && interned[known->fields[i]] == name) continue;
+    int index = find(name, served);
+    if (index < 0 || i >= FIELD_COUNT) {
+      PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument %R", FUNCTIONS[called],
+                   name);
+      return -1;
+    }
+    known->fields[i] = (uint8_t)index;
+    changed = true;
   }
-  if (!PyErr_Occurred())
-    PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument %R", FUNCTIONS[called],
-                 name);
-  return NULL;
+  if (!changed) return 0;
+  PyObject *before = latest[called].names;
+  Py_INCREF(known->names = names);
+  latest[called] = *known;
+  Py_XDECREF(before);
+  return 0;
 }
 
 /* Out of range is a malformed argument: ValueError, not OverflowError. */
@@ -144,7 +156,7 @@ static int as_variant(PyObject *value, struct csa_call *call) {
 }
 
 static int assign(const struct field *field, PyObject *value, struct csa_call *call) {
-  char *at = (char *)&call->args + field->offset;
+  char *at = (char *)call + field->offset;
   uintptr_t address;
   long long number;
   if (field->kind == OPERATION) {
@@ -153,13 +165,9 @@ static int assign(const struct field *field, PyObject *value, struct csa_call *c
   }
   if (value == Py_None) return 0; /* as if it were left out */
   switch (field->kind) {
-    case POINTER:
-    case STREAM:
+    case ADDRESS:
       if (as_address(field->name, value, &address) < 0) return -1;
-      if (field->kind == STREAM)
-        call->stream = (void *)address;
-      else
-        memcpy(at, &address, sizeof address);
+      memcpy(at, &address, sizeof address);
       return 0;
     case INT64:
       if (as_int64(field->name, value, INT64_MIN, INT64_MAX, "a 64-bit integer", &number) < 0)
@@ -177,56 +185,48 @@ static int assign(const struct field *field, PyObject *value, struct csa_call *c
     PyErr_Format(PyExc_ValueError, "compute_capability is %R; pass one such as 90 for 9.0", value);
     return -1;
   }
-  if (field->kind == CAPABILITY)
-    call->capability = (int32_t)number;
-  else if (field->kind == SHARED_LIMIT)
-    call->shared_limit = (int32_t)number;
-  else
-    memcpy(at, &(int32_t){(int32_t)number}, 4);
+  memcpy(at, &(int32_t){(int32_t)number}, 4);
   return 0;
 }
 
 _Static_assert(sizeof(long) == 8, "a long holds every field");
 
-/* The usual case, a positive integer that fits, without the checks of `assign`; 0 if it is not.
+/* The usual case, an integer from 0 on that fits, without the checks of `assign`; 0 if it is not.
  * PyLong_AsLongAndOverflow reads an address in a third of PyLong_AsLongLong's time. */
 static inline int assign_plain(const struct field *field, PyObject *value, struct csa_call *call) {
-  if (field->kind > STREAM || !PyLong_CheckExact(value)) return 0;
+  if (field->kind > INT32 || !PyLong_CheckExact(value)) return 0;
   int overflow;
   long number = PyLong_AsLongAndOverflow(value, &overflow);
-  if (number <= 0) {
+  if (number < 0 || (field->kind == INT32 && number > INT32_MAX)) {
     if (number == -1) PyErr_Clear();
-    return number == 0; /* as it is already */
-  }
-  char *at = (char *)&call->args + field->offset;
-  if (field->kind == STREAM)
-    call->stream = (void *)number;
-  else if (field->kind != INT32)
-    memcpy(at, &number, 8);
-  else if (number > INT32_MAX)
     return 0;
-  else
+  }
+  char *at = (char *)call + field->offset;
+  if (field->kind == INT32)
     memcpy(at, &(int32_t){(int32_t)number}, 4);
+  else
+    memcpy(at, &number, 8);
   return 1;
 }
 
-int csa_parse_call(enum csa_called called, PyObject *positional, PyObject *keywords,
-                   struct csa_call *call) {
+int csa_parse_call(enum csa_called called, PyObject *const *values, Py_ssize_t count,
+                   PyObject *names, struct csa_call *call) {
   memset(call, 0, sizeof *call);
   call->args.size = sizeof call->args;
   call->capability = -1;
-  Py_ssize_t count = PyTuple_Size(positional);
   if (called == CSA_CALLED_EXPLAIN && count == 1) {
-    call->operation = PyTuple_GetItem(positional, 0);
+    call->operation = values[0];
   } else if (count != 0) {
     PyErr_Format(PyExc_TypeError, "%s() takes keyword arguments only", FUNCTIONS[called]);
     return -1;
   }
-  PyObject *name, *value;
-  Py_ssize_t position = 0;
-  for (int i = 0; keywords != NULL && PyDict_Next(keywords, &position, &name, &value); i++) {
-    const struct field *field = field_of(called, name, i);
-    if (field == NULL) return -1;
+  Py_ssize_t keywords = names != NULL ? PyTuple_Size(names) : 0;
+  /* A copy: an integer's own __index__ may call the same function. */
+  struct meanings known = latest[called];
+  if (keywords > 0 && names != known.names && learn(called, names, keywords, &known) < 0) return -1;
+  for (Py_ssize_t i = 0; i < keywords; i++) {
+    const struct field *field = &FIELDS[known.fields[i]];
+    PyObject *value = values[count + i];
     if (!assign_plain(field, value, call) && assign(field, value, call) < 0) return -1;
   }
   return 0;

@@ -41,11 +41,12 @@ static int is_word(PyObject *object, const char *word) {
          PyUnicode_CompareWithASCIIString(object, word) == 0;
 }
 
-PyObject *csa_py_explain(PyObject *self, PyObject *positional, PyObject *keywords) {
+PyObject *csa_py_explain(PyObject *self, PyObject *const *values, Py_ssize_t count,
+                         PyObject *names) {
   (void)self;
   struct csa_call call;
   struct csa_explanation e;
-  if (csa_parse_call(CSA_CALLED_EXPLAIN, positional, keywords, &call) < 0) return NULL;
+  if (csa_parse_call(CSA_CALLED_EXPLAIN, values, count, names, &call) < 0) return NULL;
   int forward = is_word(call.operation, "forward");
   if (!forward && !is_word(call.operation, "backward")) {
     PyErr_Format(PyExc_ValueError, "operation is %R; pass \"forward\" or \"backward\"",
