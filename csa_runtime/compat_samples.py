@@ -10,6 +10,7 @@ from csa_runtime import checks
 from csa_runtime.arrays import Array, describe
 
 CPU = -1
+_COMPARED = (0, 3, 5)  # kv, cu_seqlens, and the last
 _NAMES = ("kv", "score", "ape", "cu_seqlens", "cu_seqlens_comp")
 
 
@@ -39,6 +40,7 @@ class Samples:
             None if name == "ape" and array is None else _describe(name, array)
             for name, array in named
         ]
+        self._shapes = tuple(self._kept(index).shape for index in _COMPARED)
         self._window = ratio, coff
         self._written = last[0] == "out"
         # Objects of any library that name kv's dtype, as met.
@@ -94,14 +96,12 @@ class Samples:
         Raises:
             ValueError: another shape, dtype or device than the sample's.
         """
-        for array, sample in ((kv, self._all[0]), (cu_seqlens, self._all[3]), (out, self._all[5])):
-            assert sample is not None
-            shape = getattr(array, "shape", sample.shape)
-            if shape != sample.shape and tuple(shape) != sample.shape:
-                raise ValueError(
-                    f"{sample.name} has shape {tuple(shape)}; its sample's {sample.shape} is "
-                    "allowed: make an object from samples of this shape, or call the wrapper"
-                )
+        try:
+            alike = (kv.shape, cu_seqlens.shape, out.shape) == self._shapes
+        except AttributeError:
+            alike = False
+        if not alike:
+            self._check_shapes(kv, cu_seqlens, out)
         if getattr(kv, "dtype", None) not in self._dtypes:
             self._check_dtype(kv)
         torch = sys.modules.get("torch")
@@ -112,6 +112,16 @@ class Samples:
             raise ValueError(
                 f"kv is on {kv.device}; {place}, as the samples were, is allowed: move it"
             )
+
+    def _check_shapes(self, *arrays: Any) -> None:
+        """Check the shapes of those that have one; of which kind they are others look at."""
+        for array, index, wanted in zip(arrays, _COMPARED, self._shapes, strict=True):
+            shape = tuple(getattr(array, "shape", wanted))
+            if shape != wanted:
+                raise ValueError(
+                    f"{self._kept(index).name} has shape {shape}; its sample's {wanted} is "
+                    "allowed: make an object from samples of this shape, or call the wrapper"
+                )
 
     def _check_dtype(self, kv: Any) -> None:
         """Check kv's dtype by name, and remember the object that has it."""
