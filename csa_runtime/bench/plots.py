@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from csa_runtime.bench.packs import CALLS
-from csa_runtime.bench.record import COPY, EAGER, OURS, PEER, Record
+from csa_runtime.bench.record import COPY, EAGER, OURS, PEER, TWIN, Record
 from csa_runtime.bench.times import Times
 
-COLOURS = {OURS: "#0b6e99", EAGER: "#c2703d", PEER: "#7a5195", COPY: "#8c8c8c"}
+COLOURS = {OURS: "#0b6e99", EAGER: "#c2703d", PEER: "#7a5195", COPY: "#8c8c8c", TWIN: "#3a7d44"}
 CALL_COLOURS = {"forward": "#0b6e99", "backward": "#d1495b"}
 INK, FAINT = "#222222", "#dddddd"
 DOTS = 160  # per inch
@@ -124,14 +124,14 @@ def by_tokens(times: Times) -> Any:
     """A line a system, both scales logarithmic."""
     figure, grid = panels(times, "Time by tokens (ratio, coff, head_dim)", "tokens")
     for axis, window, call in grid:
-        for system in (COPY, OURS, *times.others):
+        for system in (*times.yardsticks("tokens"), OURS, *times.others):
             points = [
                 (times.record.packs[pack].tokens, us)
                 for pack in times.record.packs_of("tokens")
                 if times.record.packs[pack].window == window
                 and (us := times.us("tokens", pack, system, call)) is not None
             ]
-            line(axis, points, system, COLOURS[system], dashed=system == COPY)
+            line(axis, points, system, COLOURS[system], dashed=system in (COPY, TWIN))
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(FuncFormatter(lambda us, _: f"{us:g}"))
         axis.set_ylabel("microseconds" if axis is grid[0][0] else "", fontsize=9, color=INK)
