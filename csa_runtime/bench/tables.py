@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from csa_runtime.bench.packs import CALLS
+from csa_runtime.bench.packs import CALLS, TWELVE
 from csa_runtime.bench.record import EAGER, OURS, Key, Record
 from csa_runtime.bench.times import Times, number
 
@@ -26,21 +26,30 @@ def table(headings: list[str], rows: Iterable[list[str]]) -> Lines:
 
 def graph(times: Times) -> Lines:
     """This library beside a copy and its limits, then beside the others."""
-
-    def last(pack: str) -> str:
-        return number(times.us("graph", pack, OURS, "both"))
-
-    yield from limits(times, "graph", "fwd + bwd us", last)
+    yield from limits(times, "graph", "fwd + bwd us", forward_and_backward(times))
     if times.others:
         yield ""
         yield from beside(times, "graph", (*CALLS, "both"))
 
 
-def limits(times: Times, section: str, heading: str, last: Callable[[str], str]) -> Lines:
+def forward_and_backward(times: Times) -> Callable[[str], str]:
+    """Of a pack, in one graph."""
+    return lambda pack: number(times.us("graph", pack, OURS, "both"))
+
+
+def limits(
+    times: Times,
+    section: str,
+    heading: str,
+    last: Callable[[str], str],
+    only: set[str] | None = None,
+) -> Lines:
     """Each call, and its share of its limit; `last` makes the last column of a pack."""
 
     def rows() -> Iterator[list[str]]:
         for pack in times.record.packs_of(section):
+            if only is not None and pack not in only:
+                continue
             cells = [pack, megabytes(times, pack)]
             cells += [both(times, section, pack, name) for name in times.yardsticks(section)]
             for call in CALLS:
@@ -200,6 +209,12 @@ PARTS: dict[str, tuple[str, Callable[[Times], Lines]]] = {
 }
 
 
+def short(record: Record) -> str:
+    """The packs that were published from the start, inside a graph: for a first page."""
+    times, named = Times(record), {pack.name for pack in TWELVE}
+    return "\n".join(limits(times, "graph", "fwd + bwd us", forward_and_backward(times), named))
+
+
 def failures(record: Record) -> Lines:
     """What could not be measured, and why."""
     for row in record.rows:
@@ -207,12 +222,15 @@ def failures(record: Record) -> Lines:
             yield f"- {row.section}, {row.pack}, {row.system}, {row.call}: {row.error}"
 
 
+def machine(record: Record) -> str:
+    """What all times depend on, in a line."""
+    said = ", ".join(f"{name} {value}" for name, value in record.machine.items() if name != "gpu")
+    return f"{record.machine.get('gpu', 'unknown GPU')}: {said}"
+
+
 def render(record: Record) -> str:
     """All of it: what was measured, a table a section, and what failed."""
-    machine = ", ".join(
-        f"{name} {value}" for name, value in record.machine.items() if name != "gpu"
-    )
-    lines = [f"{record.machine.get('gpu', 'unknown GPU')}: {machine}"]
+    lines = [machine(record)]
     lines += ["", *(f"- {name}: {text}" for name, text in record.systems.items())]
     times = Times(record)
     for section, (text, part) in PARTS.items():
