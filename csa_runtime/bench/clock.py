@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections import defaultdict
@@ -15,6 +16,7 @@ Call = Callable[[], Any]
 TARGET_US = 20000.0  # of GPU time per measurement
 # In graphs of this many calls, replayed this often, up to this many us a call; longer ones once.
 GRAPHS = ((500.0, 50, 7), (20000.0, 10, 3))
+QUICK = 30
 
 
 def raise_clocks() -> None:
@@ -28,6 +30,14 @@ def raise_clocks() -> None:
 def loops_for(moved: int) -> int:
     """Calls of one measurement, fewer where a call moves many bytes."""
     return max(20, min(200, int(TARGET_US / (moved / 4e6))))
+
+
+def in_turn(calls: list[Call]) -> Call:
+    """A call that is the first of them, then the second, and so on in a circle."""
+    if len(calls) == 1:
+        return calls[0]
+    turns = itertools.cycle(calls)
+    return lambda: next(turns)()
 
 
 def by_events(run: Call) -> float:
@@ -57,19 +67,29 @@ def graph_time(run: Call) -> float:
     if chosen is None:
         return once
     few, repeats = chosen
-    graphs = []
-    for calls in (few, 2 * few):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-            for _ in range(calls):
-                run()
-        graph.replay()
-        graphs.append(graph)
+    graphs = [captured(run, calls) for calls in (few, 2 * few)]
     found = []
     for _ in range(repeats):
         shorter, longer = (by_events(graph.replay) for graph in graphs)
         found.append((longer - shorter) / few)
     return statistics.median(found)
+
+
+def captured(run: Call, calls: int) -> Any:
+    """A graph of so many calls, replayed once."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        for _ in range(calls):
+            run()
+    graph.replay()
+    return graph
+
+
+def quick_time(run: Call) -> float:
+    """One call inside a graph of `QUICK`, the least of three: to choose among calls, too high."""
+    run()
+    graph = captured(run, QUICK)
+    return min(by_events(graph.replay) for _ in range(3)) / QUICK
 
 
 def kernel_times(run: Call, loops: int) -> dict[str, float]:

@@ -20,12 +20,13 @@ SECTIONS = {
     "segments": "1 to 32,768 segments, alike and ragged",
     "tokens": "1,024 to 131,072 tokens",
 }
-SYSTEMS = ("csa_runtime", "eager", "peer")
+SYSTEMS = ("csa_runtime", "eager", "peer", "twin")
 EPILOG = (
     "Sections, all where none is named: "
     + "; ".join(f"{name}: {text}" for name, text in SECTIONS.items())
     + ". Systems: csa_runtime; eager, the same in torch's own operations; peer, cuDNN frontend's "
-    "CSA compressor, if it is installed. A copy of the same bytes stands beside them."
+    "CSA compressor, if it is installed; twin, a kernel that moves what the call moves and "
+    "computes nothing, where a compiler is at hand. A copy of the same bytes stands beside them."
 )
 
 

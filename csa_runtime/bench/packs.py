@@ -47,20 +47,26 @@ class Pack(NamedTuple):
             return f"{self.window}, {self.segments}x{self.lengths[0]}"
         return f"{self.window}, {self.segments} ragged of {self.tokens}"
 
-    def bytes(self, call: str) -> int:
-        """What "forward" or "backward" reads and writes: bf16 tensors, each element once.
+    @property
+    def used(self) -> int:
+        """Rows of `head_dim` elements that windows consume of kv, and as many of score.
 
-        Of both inputs only what some row consumes: no tail, and with coff 2 nothing of the first
-        halves of a segment's last block. Backward writes both gradients in full.
+        No tail, and with coff 2 nothing of the first halves of a segment's last block.
         """
         block = self.ratio * self.coff
-        used = sum(
+        return sum(
             length // self.ratio * block - (self.coff - 1) * self.ratio
             for length in self.lengths
             if length >= self.ratio
         )
+
+    def bytes(self, call: str) -> int:
+        """What "forward" or "backward" reads and writes: bf16 tensors, each element once.
+
+        Of both inputs only what some row consumes. Backward writes both gradients in full.
+        """
         out = self.rows * self.head_dim
-        read = 2 * used * self.head_dim
+        read = 2 * self.used * self.head_dim
         written = 2 * self.tokens * self.coff * self.head_dim if call == "backward" else 0
         return ELEMENT * (read + out + written)
 

@@ -9,18 +9,19 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from csa_runtime.bench.packs import CALLS
-from csa_runtime.bench.record import COPY, EAGER, OURS, PEER, Record
+from csa_runtime.bench.record import COPY, EAGER, OURS, PEER, TWIN, Record
 from csa_runtime.bench.times import Times
 
-COLOURS = {OURS: "#0b6e99", EAGER: "#c2703d", PEER: "#7a5195", COPY: "#8c8c8c"}
-CALL_COLOURS = {"forward": "#0b6e99", "backward": "#d1495b"}
+COLOURS = {OURS: "#0b6e99", EAGER: "#c2703d", PEER: "#7a5195", COPY: "#8c8c8c", TWIN: "#3a7d44"}
+KEPT, MISSED = "#0b6e99", "#d1495b"
 INK, FAINT = "#222222", "#dddddd"
 DOTS = 160  # per inch
-SEGMENTS_LIMIT = 1.05  # of one segment's time per byte
-LARGE = 3.0  # from this factor on a logarithmic scale shows more
+SEGMENTS_LIMIT = 1.03  # of one segment's time per byte
+LARGE = 1.5  # more than this many times one segment's is drawn here, and written
 
 
 def draw(record: Record, folder: Path) -> list[Path]:
@@ -49,7 +50,7 @@ def canvas(
     """A figure of `size` in inches and its axes, in a grid; below, what was measured on."""
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     machine = times.record.machine
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+    figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     figure.supxlabel(
         f"{machine.get('gpu', '')}, torch {machine.get('torch', '')}, one call inside a CUDA graph",
         x=0.01, ha="left", fontsize=8, color="#666666",
@@ -65,36 +66,57 @@ def canvas(
 
 
 def shares(times: Times) -> Any:
-    """A line a shape, a dot a direction, the limit a vertical line."""
-    found = [
-        (pack, {call: 100 * part for call in CALLS if (part := times.share("graph", pack, call))})
-        for pack in times.record.packs_of("graph")
-    ]
-    found = [(pack, parts) for pack, parts in found if parts]
-    if not found:
+    """A line a shape, a column a direction: a dot for the call, a stroke for the twin."""
+    packs = times.record.packs_of("graph")
+    found = {
+        (pack, call, system): 100 * part
+        for pack in packs
+        for call in CALLS
+        for system in (OURS, TWIN)
+        if (part := times.share("graph", pack, call, system))
+    }
+    packs = [pack for pack in packs if any((pack, call, OURS) in found for call in CALLS)]
+    if not packs:
         return None
     title = "Time as a share of its limit: left of the line keeps it"
-    figure, ((axis,),) = canvas(times, title, (8.5, 1.6 + 0.33 * len(found)))
-    places = range(len(found))
-    for place, (_, parts) in zip(places, found, strict=True):
-        axis.plot(
-            [min(parts.values()), max(parts.values())],
-            [place, place],
-            color="#bbbbbb",
-            linewidth=2,
-            zorder=1,
-        )
-    for call in CALLS:
-        dots = [(p[call], y) for y, (_, p) in zip(places, found, strict=True) if call in p]
-        axis.scatter(*zip(*dots, strict=True), s=46, color=CALL_COLOURS[call], label=call, zorder=2)
-    axis.axvline(100, color=INK, linewidth=1.2)
-    axis.set_yticks(places, [pack for pack, _ in found])
-    axis.invert_yaxis()
-    axis.grid(False, axis="y")
-    axis.set_ylabel("ratio, coff, head_dim, segments x tokens", fontsize=9, color=INK)
-    axis.set_xlabel("% of the limit", fontsize=9, color=INK)
-    axis.legend(frameon=False, fontsize=9, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
+    figure, (row,) = canvas(times, title, (9.6, 1.7 + 0.3 * len(packs)), 1, len(CALLS))
+    for axis, call in zip(row, CALLS, strict=True):
+        axis.axvline(100, color=INK, linewidth=1.2, zorder=1)
+        for place, pack in enumerate(packs):
+            twin, ours = (found.get((pack, call, system)) for system in (TWIN, OURS))
+            if twin is not None:
+                axis.plot(twin, place, "|", color=COLOURS[TWIN], markersize=11, markeredgewidth=2)
+            if ours is not None:
+                colour = KEPT if ours <= 100 else MISSED
+                axis.plot([100, ours], [place, place], color=colour, linewidth=1.6, alpha=0.5)
+                axis.plot(ours, place, "o", color=colour, markersize=7)
+                beyond = (8, "left") if ours > 100 else (-8, "right")
+                axis.annotate(
+                    f"{ours:.0f}", (ours, place), (beyond[0], 0), textcoords="offset points",
+                    ha=beyond[1], va="center", fontsize=8, color=INK,
+                )  # fmt: skip
+        axis.margins(x=0.14)
+        axis.set_title(call, fontsize=10, loc="left", color=INK)
+        axis.grid(False, axis="y")
+        axis.set_xlabel("% of the limit", fontsize=9, color=INK)
+    row[0].set_yticks(range(len(packs)), packs)
+    row[0].set_ylim(len(packs) - 0.4, -0.6)
+    row[0].set_ylabel("ratio, coff, head_dim, segments x tokens", fontsize=9, color=INK)
+    names = {"o": ("limit kept", KEPT), "o ": ("missed", MISSED)}
+    if any(system == TWIN for _, _, system in found):
+        names["|"] = ("twin: the same traffic, nothing computed", COLOURS[TWIN])
+    legend(figure, [Line2D([], [], color=c, marker=m[0], ls="", label=n)
+                    for m, (n, c) in names.items()])  # fmt: skip
     return figure
+
+
+def legend(figure: Any, handles: list[Any]) -> None:
+    """Under the title, where `canvas` leaves a line free."""
+    figure.legend(
+        handles=handles, frameon=False, fontsize=9, ncols=len(handles), loc="upper left",
+        bbox_to_anchor=(0.012, 1 - 0.34 / figure.get_figheight()), borderpad=0, borderaxespad=0,
+        handletextpad=0.4, columnspacing=1.4,
+    )  # fmt: skip
 
 
 def panels(times: Times, title: str, section: str) -> tuple[Any, list[tuple[Any, str, str]]]:
@@ -110,7 +132,7 @@ def panels(times: Times, title: str, section: str) -> tuple[Any, list[tuple[Any,
         for column, window in enumerate(windows)
     ]
     for axis, window, call in grid:
-        axis.set_title(f"{call}: {window}", fontsize=9.5, loc="left", color=INK)
+        axis.set_title(f"{call}: {named(window)}", fontsize=9.5, loc="left", color=INK)
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_locator(LogLocator(base=4 if section == "tokens" else 8))
         axis.xaxis.set_minor_locator(NullLocator())
@@ -121,43 +143,58 @@ def panels(times: Times, title: str, section: str) -> tuple[Any, list[tuple[Any,
 
 
 def by_tokens(times: Times) -> Any:
-    """A line a system, both scales logarithmic."""
-    figure, grid = panels(times, "Time by tokens (ratio, coff, head_dim)", "tokens")
+    """A line a system, both scales logarithmic; grey is what a copy of the bytes takes."""
+    figure, grid = panels(times, "Time by tokens", "tokens")
     for axis, window, call in grid:
-        for system in (COPY, OURS, *times.others):
+        for system in (*times.yardsticks("tokens"), OURS, *times.others):
             points = [
                 (times.record.packs[pack].tokens, us)
                 for pack in times.record.packs_of("tokens")
                 if times.record.packs[pack].window == window
                 and (us := times.us("tokens", pack, system, call)) is not None
             ]
-            line(axis, points, system, COLOURS[system], dashed=system == COPY)
+            if system == COPY and points:
+                axis.fill_between(*zip(*points, strict=True), color=COLOURS[COPY], alpha=0.25, lw=0)
+            line(axis, points, system, COLOURS[system], dashed=system in (COPY, TWIN))
+            for tokens, us in (points[:1] + points[-1:]) if system == OURS else ():
+                axis.annotate(
+                    f"{us:.3g}", (tokens, us), (0, -16), textcoords="offset points", ha="center",
+                    fontsize=8, color=COLOURS[OURS],
+                )  # fmt: skip
         axis.set_yscale("log")
+        axis.yaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_major_formatter(FuncFormatter(lambda us, _: f"{us:g}"))
-        axis.set_ylabel("microseconds" if axis is grid[0][0] else "", fontsize=9, color=INK)
     if grid:
-        grid[0][0].legend(frameon=False, fontsize=8)
+        grid[0][0].set_ylabel("microseconds", fontsize=9, color=INK)
+        grid[0][0].set_ylim(bottom=grid[0][0].get_ylim()[0] / 1.7)  # room for numbers
+        legend(figure, grid[0][0].get_legend_handles_labels()[0])
     return figure
 
 
 def by_segments(times: Times) -> Any:
     """Time per byte moved, 1 where it is as in one segment; a line a system and kind of lengths."""
-    title = "Time per byte moved, one segment's being 1 (ratio, coff, head_dim)"
-    figure, grid = panels(times, title, "segments")
+    figure, grid = panels(times, "Time per byte moved, one segment's being 1", "segments")
+    most = SEGMENTS_LIMIT
     for axis, window, call in grid:
+        axis.axhline(SEGMENTS_LIMIT, color=INK, linewidth=1.0)
         for system in (OURS, *times.others):
             for ragged in (False, True):
                 points = list(_relative(times, window, system, call, ragged))
                 name = f"{system}, {'ragged' if ragged else 'alike'}"
-                line(axis, points, name, COLOURS[system], dashed=ragged)
-        axis.axhline(SEGMENTS_LIMIT, color=INK, linewidth=1.0)
+                shown = [(count, min(over, LARGE)) for count, over in points]
+                most = max([most, *(over for _, over in shown)])
+                line(axis, shown, name, COLOURS[system], dashed=ragged)
+                for count, over in points:
+                    if over > LARGE:
+                        axis.annotate(
+                            f"{over:.1f} →", (count, LARGE), (-4, -3), textcoords="offset points",
+                            ha="right", fontsize=8, color=COLOURS[system],
+                        )  # fmt: skip
     if grid:
         first = grid[0][0]
+        first.set_ylim(0.95, 1 + 1.08 * (most - 1))
         first.set_ylabel(f"times one segment's (line: {SEGMENTS_LIMIT})", fontsize=9, color=INK)
-        first.legend(frameon=False, fontsize=8)
-        if first.get_ylim()[1] > LARGE:
-            first.set_yscale("log")
-            first.yaxis.set_major_formatter(FuncFormatter(lambda factor, _: f"{factor:g}"))
+        legend(figure, first.get_legend_handles_labels()[0])
     return figure
 
 
@@ -170,6 +207,12 @@ def _relative(
             over = times.over_one(pack, system, call)
             if over is not None:
                 yield sizes.segments, over
+
+
+def named(window: str) -> str:
+    """`ratio 4, coff 2, d 512`."""
+    ratio, coff, head_dim = window.split(", ")
+    return f"ratio {ratio}, coff {coff}, d {head_dim}"
 
 
 def line(

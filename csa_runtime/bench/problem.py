@@ -12,7 +12,8 @@ import torch
 from csa_runtime.bench.packs import Pack
 from csa_runtime.diagnostics import backward_workspace_bytes
 
-COPY_PIECE = 1 << 16  # bytes
+COPY_PIECE = 1 << 16  # bytes, the most that a copy is rounded up to
+COPY_SURPLUS = 100  # a copy is rounded up by less than this part of it
 
 
 class Problem:
@@ -73,12 +74,19 @@ class Problem:
         }
 
 
-def copy_of(moved: int) -> Callable[[], None]:
-    """A copy that reads half of `moved` bytes and writes the other half, on the current stream.
+def copy_sizes(moved: int) -> tuple[int, ...]:
+    """Bytes to copy so that `moved` are read and written: half of them, and that rounded up.
 
-    Of whole pieces: the driver copies an odd number of them at little more than half the speed.
+    The driver copies some sizes at two thirds of its speed, whole pieces of a power of two at its
+    best, so of both the faster byte by byte counts. A piece is at most a hundredth of the copy.
     """
-    half = -(-moved // (2 * COPY_PIECE)) * COPY_PIECE
+    half = -(-moved // 2)
+    piece = min(COPY_PIECE, 1 << max(half // COPY_SURPLUS, 1).bit_length() - 1)
+    return tuple(sorted({half, -(-half // piece) * piece}))
+
+
+def copy_of(half: int) -> Callable[[], None]:
+    """A copy of so many bytes, on the current stream."""
     source, target = (
         torch.randint(0, 255, (half,), dtype=torch.uint8, device="cuda") for _ in range(2)
     )

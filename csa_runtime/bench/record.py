@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from csa_runtime.bench.packs import CALLS, Pack
 
 SCHEMA = 1
-OURS, EAGER, PEER, COPY = "csa_runtime", "eager", "peer", "copy"
+OURS, EAGER, PEER = "csa_runtime", "eager", "peer"
+COPY, TWIN = "copy", "twin"  # what moves the same bytes: by the driver, by a kernel of this mix
 
 
 def said(error: BaseException, limit: int = 160) -> str:
@@ -40,6 +41,7 @@ class Row:
     us: float | None
     kernels: dict[str, float] = field(default_factory=dict)  # us, by kernel
     error: str = ""
+    note: str = ""
 
     @property
     def key(self) -> Key:

@@ -17,8 +17,9 @@ from csa_runtime.bench.eager import Eager
 from csa_runtime.bench.ours import Ours
 from csa_runtime.bench.packs import Pack
 from csa_runtime.bench.peer import DISTRIBUTION, Imported, Peer, lift_gate
-from csa_runtime.bench.record import EAGER, OURS, PEER, Record, said
-from csa_runtime.bench.sections import SECTIONS, Systems
+from csa_runtime.bench.record import EAGER, OURS, PEER, TWIN, Record, said
+from csa_runtime.bench.sections import SECTIONS, Scope, Systems
+from csa_runtime.bench.twin import Twin
 
 SEED = 0
 CACHE = 50 << 20  # bytes of second-level cache, where torch does not say
@@ -37,7 +38,8 @@ def measure(
 
     Args:
         sections: of `SECTIONS`, in this order.
-        names: of systems; the peer is left out, with a note, where it cannot be imported.
+        names: of systems; the peer is left out, with a note, where it cannot be imported, and the
+            twin where it cannot be compiled.
         chosen: packs of the sections graph, kernels, wall and cold.
         variant: of this library, forced where it serves.
         lift: let the peer run on GPUs older than it admits.
@@ -57,11 +59,12 @@ def measure(
     stream: Any = torch.cuda.Stream
     with torch.cuda.device(0), torch.cuda.stream(stream()):
         _native.load(0, None)
+        scope = Scope(systems, chosen, cache, _twin(record) if TWIN in names else None)
         clock.raise_clocks()
         gc.freeze()  # each capture collects garbage: not torch's own modules each time
         for section in sections:
             begin = time.monotonic()
-            for pack, row in SECTIONS[section](systems, chosen, cache):
+            for pack, row in SECTIONS[section](scope):
                 record.add(pack, row)
             record.seconds[section] = round(time.monotonic() - begin, 1)
             each(record, section)
@@ -102,6 +105,17 @@ def _systems(names: tuple[str, ...], variant: str | None, lift: bool, record: Re
             version = f"{DISTRIBUTION} {_version(DISTRIBUTION)}"
             record.systems[PEER] = "; ".join(filter(None, (version, gate)))
     return systems
+
+
+def _twin(record: Record) -> Twin | None:
+    """Compiled, or left out; the record says which."""
+    try:
+        twin = Twin()
+    except RuntimeError as error:
+        record.systems[TWIN] = f"left out: {error}"
+        return None
+    record.systems[TWIN] = f"compiled by {twin.compiler}"
+    return twin
 
 
 def _version(distribution: str) -> str:

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from csa_runtime.bench import clock, packs
-from csa_runtime.bench.clock import Call
+from csa_runtime.bench.clock import Call, in_turn
 from csa_runtime.bench.packs import CALLS, Pack
-from csa_runtime.bench.problem import Problem, copy_of
-from csa_runtime.bench.record import COPY, EAGER, Row, said
+from csa_runtime.bench.problem import Problem, copy_of, copy_sizes
+from csa_runtime.bench.record import COPY, EAGER, TWIN, Row, said
+from csa_runtime.bench.twin import Twin
 
 BOTH = (*CALLS, "both")  # forward and then backward
 ATTEMPTS = 3  # the profiler may lose records
@@ -32,17 +33,25 @@ class System(Protocol):
 
 
 Systems = dict[str, System]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a section measures.
+
+    chosen: packs of the sections graph, kernels, wall and cold. cache: bytes of the second-level
+    one. twin: where it could be compiled.
+    """
+
+    systems: Systems
+    chosen: tuple[Pack, ...]
+    cache: int
+    twin: Twin | None = None
+
+
 Found = float | dict[str, float]
 Clock = Callable[[Call, int], Found]  # a call and the bytes it moves
 Rows = Iterator[tuple[Pack, Row]]
-
-
-def in_turn(calls: list[Call]) -> Call:
-    """A call that is the first of them, then the second, and so on in a circle."""
-    if len(calls) == 1:
-        return calls[0]
-    turns = itertools.cycle(calls)
-    return lambda: next(turns)()
 
 
 def timed(
@@ -59,6 +68,30 @@ def timed(
     return Row(section, pack.name, system, call, sum(found.values()), kernels)
 
 
+def copy_row(section: str, pack: Pack, call: str, tick: Clock, sets: int) -> Row:
+    """The fastest copy of the bytes that a call moves; one of more bytes by its time per byte."""
+    moved, rows = pack.bytes(call), []
+    for half in copy_sizes(moved):
+        run = in_turn([copy_of(half) for _ in range(sets)])
+        row = timed(section, pack, COPY, call, tick, run, moved)
+        us = None if row.us is None else row.us * moved / (2 * half)
+        rows.append(replace(row, us=us, kernels={}, note=f"timed on {half} bytes"))
+    return min(rows, key=lambda row: float("inf") if row.us is None else row.us)
+
+
+def twin_row(
+    section: str, pack: Pack, call: str, tick: Clock, twin: Twin, problems: list[Problem]
+) -> Row:
+    """The twin in its best shape."""
+    try:
+        run, shape = twin.best(problems, call)
+    except Exception as error:
+        return Row(section, pack.name, TWIN, call, None, error=said(error))
+    row = timed(section, pack, TWIN, call, tick, run, pack.bytes(call))
+    named = ", ".join(f"{name} {value}" for name, value in shape._asdict().items())
+    return replace(row, kernels={}, note=named)
+
+
 def pack_rows(
     section: str,
     pack: Pack,
@@ -66,14 +99,17 @@ def pack_rows(
     tick: Clock,
     calls: tuple[str, ...] = CALLS,
     sets: int = 1,
+    twin: Twin | None = None,
 ) -> Rows:
     """Copies of the bytes that a pack moves, then each system's calls, on `sets` of buffers."""
     moved = {call: pack.bytes(call) for call in CALLS}
     moved["both"] = sum(moved.values())
     for call in CALLS:
-        run = in_turn([copy_of(moved[call]) for _ in range(sets)])
-        yield pack, timed(section, pack, COPY, call, tick, run, moved[call])
+        yield pack, copy_row(section, pack, call, tick, sets)
     problems = [Problem(pack) for _ in range(sets)]
+    if twin is not None:
+        for call in CALLS:
+            yield pack, twin_row(section, pack, call, tick, twin, problems)
     for name, system in systems.items():
         try:
             made = [system.calls(problem) for problem in problems]
@@ -105,53 +141,53 @@ def by_the_wall(run: Call, moved: int) -> Found:
     return clock.wall_time(run, clock.loops_for(moved))
 
 
-def graph(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
+def graph(scope: Scope) -> Rows:
     """Time per call, and of a forward with its backward."""
-    for pack in chosen:
-        yield from pack_rows("graph", pack, systems, in_graph, BOTH)
+    for pack in scope.chosen:
+        yield from pack_rows("graph", pack, scope.systems, in_graph, BOTH, twin=scope.twin)
 
 
-def kernels(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
+def kernels(scope: Scope) -> Rows:
     """Sums of kernel durations."""
-    for pack in chosen:
-        yield from pack_rows("kernels", pack, systems, in_kernels)
+    for pack in scope.chosen:
+        yield from pack_rows("kernels", pack, scope.systems, in_kernels, twin=scope.twin)
 
 
-def wall(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
+def wall(scope: Scope) -> Rows:
     """Time per call, launched one by one."""
-    for pack in chosen:
-        yield from pack_rows("wall", pack, systems, by_the_wall, BOTH)
+    for pack in scope.chosen:
+        yield from pack_rows("wall", pack, scope.systems, by_the_wall, BOTH)
 
 
-def cold(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
-    """As `graph`, of packs that the second-level cache (`cache` bytes) could keep otherwise.
+def cold(scope: Scope) -> Rows:
+    """As `graph`, of packs that the second-level cache could keep otherwise.
 
     Not of those that move so little that thousands would be needed to fill it.
     """
-    for pack in chosen:
-        sets = -(-COLD * cache // pack.bytes("forward"))
+    for pack in scope.chosen:
+        sets = -(-COLD * scope.cache // pack.bytes("forward"))
         if 1 < sets <= MOST_SETS:
-            yield from pack_rows("cold", pack, systems, in_graph, CALLS, sets)
+            yield from pack_rows("cold", pack, scope.systems, in_graph, CALLS, sets, scope.twin)
 
 
-def segments(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
+def segments(scope: Scope) -> Rows:
     """The same tokens in many segments; eager torch does the same work for any number of them."""
-    others = {name: system for name, system in systems.items() if name != EAGER}
+    others = {name: system for name, system in scope.systems.items() if name != EAGER}
     for pack in packs.segments():
         yield from pack_rows("segments", pack, others, in_graph)
 
 
-def tokens(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
+def tokens(scope: Scope) -> Rows:
     """One segment of more and more tokens."""
     for pack in packs.TOKENS:
-        yield from pack_rows("tokens", pack, systems, in_graph)
+        yield from pack_rows("tokens", pack, scope.systems, in_graph, twin=scope.twin)
 
 
-def host(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
+def host(scope: Scope) -> Rows:
     """What a call costs the calling thread ("host"), and until its kernels are done ("alone")."""
     for pack in packs.HOST:
         problem = Problem(pack)
-        for name, system in systems.items():
+        for name, system in scope.systems.items():
             try:
                 found = clock.host_times(system.host_calls(problem), **HOST_LOOPS)
             except Exception as error:
@@ -162,7 +198,7 @@ def host(systems: Systems, chosen: tuple[Pack, ...], cache: int) -> Rows:
                     yield pack, Row(section, pack.name, name, call, us)
 
 
-SECTIONS: dict[str, Callable[[Systems, tuple[Pack, ...], int], Rows]] = {
+SECTIONS: dict[str, Callable[[Scope], Rows]] = {
     "graph": graph,
     "kernels": kernels,
     "wall": wall,

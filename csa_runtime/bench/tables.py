@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from csa_runtime.bench.packs import CALLS
-from csa_runtime.bench.record import COPY, EAGER, OURS, Key, Record
+from csa_runtime.bench.packs import CALLS, TWELVE
+from csa_runtime.bench.record import EAGER, OURS, Key, Record
 from csa_runtime.bench.times import Times, number
 
 NAMES = {"forward": "fwd", "backward": "bwd", "both": "fwd + bwd"}
@@ -26,30 +26,41 @@ def table(headings: list[str], rows: Iterable[list[str]]) -> Lines:
 
 def graph(times: Times) -> Lines:
     """This library beside a copy and its limits, then beside the others."""
-
-    def last(pack: str) -> str:
-        return number(times.us("graph", pack, OURS, "both"))
-
-    yield from limits(times, "graph", "fwd + bwd us", last)
+    yield from limits(times, "graph", "fwd + bwd us", forward_and_backward(times))
     if times.others:
         yield ""
         yield from beside(times, "graph", (*CALLS, "both"))
 
 
-def limits(times: Times, section: str, heading: str, last: Callable[[str], str]) -> Lines:
+def forward_and_backward(times: Times) -> Callable[[str], str]:
+    """Of a pack, in one graph."""
+    return lambda pack: number(times.us("graph", pack, OURS, "both"))
+
+
+def limits(
+    times: Times,
+    section: str,
+    heading: str,
+    last: Callable[[str], str],
+    only: set[str] | None = None,
+) -> Lines:
     """Each call, and its share of its limit; `last` makes the last column of a pack."""
 
     def rows() -> Iterator[list[str]]:
         for pack in times.record.packs_of(section):
-            cells = [pack, megabytes(times, pack), copies(times, section, pack)]
+            if only is not None and pack not in only:
+                continue
+            cells = [pack, megabytes(times, pack)]
+            cells += [both(times, section, pack, name) for name in times.yardsticks(section)]
             for call in CALLS:
                 part = times.share(section, pack, call)
-                cells += [times.beside_copy(section, pack, OURS, call)]
+                cells += [times.beside(section, pack, OURS, call)]
                 cells += ["-" if part is None else f"{part:.0%}"]
             yield [*cells, last(pack)]
 
-    headings = [PACK, "MB fwd / bwd", "copy us", "fwd us (x copy)", "of its limit"]
-    yield from table([*headings, "bwd us (x copy)", "of its limit", heading], rows())
+    sticks = [f"{name} us" for name in times.yardsticks(section)]
+    calls = [text for c in CALLS for text in (us_over(times, section, NAMES[c]), "of its limit")]
+    yield from table([PACK, "MB fwd / bwd", *sticks, *calls, heading], rows())
 
 
 def beside(times: Times, section: str, calls: tuple[str, ...]) -> Lines:
@@ -118,17 +129,20 @@ def cold(times: Times) -> Lines:
     def rows() -> Iterator[list[str]]:
         for pack in times.record.packs_of("cold"):
             cells = [
-                f"{times.beside_copy('graph', pack, system, call)} / "
-                f"{times.beside_copy('cold', pack, system, call)}"
+                f"{times.beside('graph', pack, system, call)} / "
+                f"{times.beside('cold', pack, system, call)}"
                 for call in CALLS
                 for system in (OURS, *times.others)
             ]
-            yield [pack, copies(times, "cold", pack), *cells]
+            yield [pack, *(both(times, "cold", pack, name) for name in sticks), *cells]
 
+    sticks = times.yardsticks("cold")
     headings = [
-        f"{s} {NAMES[c]} us (x copy), hot / cold" for c in CALLS for s in (OURS, *times.others)
+        f"{us_over(times, 'cold', f'{s} {NAMES[c]}')}, hot / cold"
+        for c in CALLS
+        for s in (OURS, *times.others)
     ]
-    yield from table([PACK, "copy us, cold", *headings], rows())
+    yield from table([PACK, *(f"{name} us, cold" for name in sticks), *headings], rows())
 
 
 def segments(times: Times) -> Lines:
@@ -141,7 +155,7 @@ def segments(times: Times) -> Lines:
             for system in systems:
                 for call in CALLS:
                     over = times.over_one(pack, system, call)
-                    cells.append(times.beside_copy("segments", pack, system, call))
+                    cells.append(times.beside("segments", pack, system, call))
                     cells.append("-" if over is None else f"{over:.3f}")
             yield cells
 
@@ -155,18 +169,12 @@ def segments(times: Times) -> Lines:
 
 
 def tokens(times: Times) -> Lines:
-    """Every system side by side, and the copy."""
-    systems = [COPY, OURS, *times.others]
+    """Every system side by side, and what moves the same bytes."""
+    systems = [*times.yardsticks("tokens"), OURS, *times.others]
     yield from table(
         [PACK, *(f"{system} fwd / bwd us" for system in systems)],
         (
-            [
-                pack,
-                *(
-                    " / ".join(number(times.us("tokens", pack, s, c)) for c in CALLS)
-                    for s in systems
-                ),
-            ]
+            [pack, *(both(times, "tokens", pack, system) for system in systems)]
             for pack in times.record.packs_of("tokens")
         ),
     )
@@ -177,9 +185,14 @@ def megabytes(times: Times, pack: str) -> str:
     return " / ".join(f"{times.record.packs[pack].bytes[call] / 1e6:.1f}" for call in CALLS)
 
 
-def copies(times: Times, section: str, pack: str) -> str:
-    """Of the same bytes as each call."""
-    return " / ".join(number(times.us(section, pack, COPY, call)) for call in CALLS)
+def both(times: Times, section: str, pack: str, system: str) -> str:
+    """Forward and backward."""
+    return " / ".join(number(times.us(section, pack, system, call)) for call in CALLS)
+
+
+def us_over(times: Times, section: str, name: str) -> str:
+    """A heading over what `Times.beside` makes."""
+    return f"{name} us ({', '.join(f'x {stick}' for stick in times.yardsticks(section))})"
 
 
 PARTS: dict[str, tuple[str, Callable[[Times], Lines]]] = {
@@ -196,6 +209,12 @@ PARTS: dict[str, tuple[str, Callable[[Times], Lines]]] = {
 }
 
 
+def short(record: Record) -> str:
+    """The packs that were published from the start, inside a graph: for a first page."""
+    times, named = Times(record), {pack.name for pack in TWELVE}
+    return "\n".join(limits(times, "graph", "fwd + bwd us", forward_and_backward(times), named))
+
+
 def failures(record: Record) -> Lines:
     """What could not be measured, and why."""
     for row in record.rows:
@@ -203,12 +222,15 @@ def failures(record: Record) -> Lines:
             yield f"- {row.section}, {row.pack}, {row.system}, {row.call}: {row.error}"
 
 
+def machine(record: Record) -> str:
+    """What all times depend on, in a line."""
+    said = ", ".join(f"{name} {value}" for name, value in record.machine.items() if name != "gpu")
+    return f"{record.machine.get('gpu', 'unknown GPU')}: {said}"
+
+
 def render(record: Record) -> str:
     """All of it: what was measured, a table a section, and what failed."""
-    machine = ", ".join(
-        f"{name} {value}" for name, value in record.machine.items() if name != "gpu"
-    )
-    lines = [f"{record.machine.get('gpu', 'unknown GPU')}: {machine}"]
+    lines = [machine(record)]
     lines += ["", *(f"- {name}: {text}" for name, text in record.systems.items())]
     times = Times(record)
     for section, (text, part) in PARTS.items():

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from csa_runtime.bench.limits import share
-from csa_runtime.bench.record import COPY, EAGER, OURS, PEER, Key, Record
+from csa_runtime.bench.record import COPY, EAGER, OURS, PEER, TWIN, Key, Record
 
 
 def number(us: float | None) -> str:
@@ -25,14 +25,22 @@ class Times:
         """Microseconds, if measured."""
         return self.found.get(Key(section, pack, system, call))
 
-    def beside_copy(self, section: str, pack: str, system: str, call: str) -> str:
-        """`25.33 (0.96)`: us, and how many times a copy of the same bytes."""
-        us, copy = self.us(section, pack, system, call), self.us(section, pack, COPY, call)
-        return number(us) if us is None or copy is None else f"{number(us)} ({us / copy:.2f})"
+    def yardsticks(self, section: str) -> tuple[str, ...]:
+        """The copy, and the twin where the section has it."""
+        twin = any((k.section, k.system) == (section, TWIN) for k in self.found)
+        return (COPY, TWIN) if twin else (COPY,)
 
-    def share(self, section: str, pack: str, call: str) -> float | None:
+    def beside(self, section: str, pack: str, system: str, call: str) -> str:
+        """`25.33 (0.96, 1.02)`: us, and how many times each yardstick of the same bytes."""
+        us = self.us(section, pack, system, call)
+        others = [self.us(section, pack, name, call) for name in self.yardsticks(section)]
+        if us is None or not any(others):
+            return number(us)
+        return f"{number(us)} ({', '.join(f'{us / o:.2f}' if o else '-' for o in others)})"
+
+    def share(self, section: str, pack: str, call: str, system: str = OURS) -> float | None:
         """Of its limit; None where it has none or was not measured."""
-        us, copy = (self.us(section, pack, system, call) for system in (OURS, COPY))
+        us, copy = (self.us(section, pack, name, call) for name in (system, COPY))
         sizes = self.record.packs[pack]
         if us is None or copy is None:
             return None

@@ -19,6 +19,7 @@ from support.stored_run import STORED
 
 pytestmark = pytest.mark.L0
 
+ROOT = Path(__file__).resolve().parents[2]
 NO_DRIVER = DriverError("cuInit: long story", "CUDA_ERROR_NO_DEVICE", 100, "cuInit")
 
 
@@ -159,6 +160,36 @@ def test_plots_are_drawn(tmp_path: Path, stored: Record) -> None:
     ]  # fmt: skip
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     assert plots.draw(Record(), tmp_path) == []
+
+
+def test_a_run_is_published_into_the_readme(tmp_path: Path) -> None:
+    """Its table between the marks, its plots beside it, and a check that both agree."""
+    pytest.importorskip("matplotlib", reason="plots need matplotlib, which is not installed")
+    readme, marks = tmp_path / "README.md", "<!-- tools/publish_bench writes from here -->"
+    tool = [sys.executable, str(ROOT / "tools" / "publish_bench"), "--root", str(tmp_path)]
+
+    def publish(*arguments: str) -> int:
+        return subprocess.run([*tool, *arguments], check=False, capture_output=True).returncode
+
+    (tmp_path / "docs").mkdir()
+    readme.write_text("# Title\n")
+    assert publish(str(STORED)) == 1 and readme.read_text() == "# Title\n"
+    readme.write_text(f"# Title\n{marks}old\n<!-- to here -->\nend\n")
+    assert publish(str(STORED)) == 0
+    text = readme.read_text()
+    assert text.startswith("# Title\n") and text.endswith("<!-- to here -->\nend\n")
+    assert "old" not in text and text.count("| 4, 2, 512, 3x8192 |") == 1
+    assert "docs/plots/share_of_limit.png" in text and "time_by_tokens" not in text
+    assert read(tmp_path / "docs" / "plots" / "bench.json") == read(STORED)
+    assert publish("--check") == 0
+    readme.write_text(text.replace("25.25", "24.25"))
+    assert publish("--check") == 1
+
+
+def test_the_readme_says_what_the_published_run_does() -> None:
+    tool = [sys.executable, str(ROOT / "tools" / "publish_bench"), "--check"]
+    done = subprocess.run(tool, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr or "run tools/publish_bench docs/plots/bench.json"
 
 
 def run_elsewhere(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:

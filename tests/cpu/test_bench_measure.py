@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -200,10 +201,12 @@ def test_sections_go_on_where_a_system_refuses(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("cannot be captured")
 
     monkeypatch.setattr(sections, "Problem", lambda pack: Problem(pack, "cpu"))
-    monkeypatch.setattr(sections, "copy_of", lambda moved: lambda: None)
+    monkeypatch.setattr(sections, "copy_of", lambda half: lambda: None)
+    monkeypatch.setattr(sections, "copy_sizes", lambda moved: (moved // 2,))
     monkeypatch.setattr(sections, "in_graph", tick)
     systems = {"eager": Eager(), "peer": Refusing()}
-    found = [row for _, row in sections.graph(systems, (SMALL,), 0)]
+    scope = sections.Scope(systems, (SMALL,), 0)
+    found = [row for _, row in sections.graph(scope)]
     assert [(row.system, row.call, row.us) for row in found] == [
         ("copy", "forward", 1.5), ("copy", "backward", 1.5), ("eager", "forward", 1.5),
         ("eager", "backward", 1.5), ("eager", "both", 1.5), ("peer", "all", None),
@@ -211,11 +214,10 @@ def test_sections_go_on_where_a_system_refuses(monkeypatch: pytest.MonkeyPatch) 
     assert found[-1].error == "RuntimeError: too / old"
     assert counts[-1] == SMALL.bytes("forward") + SMALL.bytes("backward")
     cache = SMALL.bytes("forward")
-    assert len(list(sections.cold(systems, (SMALL,), cache))) == 5
-    assert list(sections.cold(systems, (SMALL,), cache // 4)) == []
-    assert list(sections.cold(systems, (SMALL,), cache * sections.MOST_SETS)) == []  # too many
+    for size, rows in ((cache, 5), (cache // 4, 0), (cache * sections.MOST_SETS, 0)):
+        assert len(list(sections.cold(replace(scope, cache=size)))) == rows
     monkeypatch.setattr(sections, "in_graph", broken)
-    errors = {row.error for _, row in sections.graph({}, (SMALL,), 0)}
+    errors = {row.error for _, row in sections.graph(replace(scope, systems={}))}
     assert errors == {"RuntimeError: cannot be captured"}
     assert list(sections.SECTIONS) == list(SECTIONS)
 

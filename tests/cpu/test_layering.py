@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "bench/plots.py": {"matplotlib"},
     "bench/problem.py": {"torch"},
     "bench/run.py": {"torch"},
+    "bench/twin.py": {"torch", "cupy"},
 }
 OPTIONAL = {"numpy", "ml_dtypes"}
 # Type checkers read a stub, never Python; they know this module.

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/traffic without a GPU: the profiler's table read, summed per call, and judged."""
+
+import json
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+pytestmark = pytest.mark.L0
+
+HEAD = ["ID", "Process ID", "Kernel Name", "Device", "CC"]
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The tool as a module."""
+    monkeypatch.syspath_prepend(TOOLS)
+    loader = SourceFileLoader("traffic", str(TOOLS / "traffic"))
+    spec = spec_from_loader("traffic", loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def printed(kernels: list[tuple[str, dict[str, str]]]) -> str:
+    """As the profiler prints it: chatter, headings, units, a line a kernel."""
+    names = list(kernels[0][1])
+    lines = ["==PROF== Connected to process 7", '"quoted" chatter of the program']
+    for row in (
+        [*HEAD, *names],
+        ["", "", "", "", "", *("byte" for _ in names)],
+        *(
+            [str(i), "7", name, "NVIDIA H200", "9.0", *values.values()]
+            for i, (name, values) in enumerate(kernels)
+        ),
+    ):
+        lines.append(",".join(f'"{cell}"' for cell in row))
+    return "\n".join(lines) + "\n"
+
+
+def counted(tool: Any, read: int, stored: int, written: int, **others: str) -> dict[str, str]:
+    """Counters of a kernel, bytes given."""
+    names = tool.counts
+    return {
+        names.READ: f"{read:,}",
+        names.WRITTEN: str(written),
+        names.STORED[1]: f"{2 * stored / 32:.1f}",  # where the halves of the cache pass it on
+        names.STORED[0]: f"{stored / 32:.1f}",
+        names.USED.format("ld"): others.get("ld", "98.5"),
+        names.USED.format("st"): "100",
+        names.SECTORS.format("ld"): "n/a",
+    }
+
+
+def expected(tool: Any, call: str) -> Any:
+    """Of a gigabyte read and as much written, with a cache of 50 MB."""
+    return tool.counts.Expected("p", call, 10**9 - 10**7, 10**9 - 10**6, 10**7, 10**6, 50_000_000)
+
+
+def test_kernels_become_calls_and_calls_are_judged(tool: Any) -> None:
+    text = printed(
+        [
+            ("csa_forward_r4_c2_bf16_v4_0", counted(tool, 10**9, 10**9, 960_000_000)),
+            ("csa_backward_r4_c2_bf16_v4_0", counted(tool, 990_000_000, 999 * 10**6, 950 * 10**6)),
+            ("csa_finish_f32_e32_0", counted(tool, 10**7, 10**6, 0)),
+        ]
+    )
+    calls = tool.counts.per_call(tool.counts.parse(text))
+    assert [len(kernels) for kernels in calls] == [1, 2]
+    rows = [
+        tool.counts.judge(expected(tool, call), kernels)
+        for call, kernels in zip(("forward", "backward"), calls, strict=True)
+    ]
+    assert [row["wrong"] for row in rows] == [[], []]
+    assert rows[1]["dram_read"] == rows[1]["stored"] == 10**9 and rows[0]["loaded"] is None
+    last = tool.counts.markdown(rows).splitlines()[-1]
+    assert last == (
+        "| p | backward | 1000.0 | 1.0000 | 1000.0 | 1.0000 | 0.9500 | 98.5, 100.0 | -, - | - |"
+    )
+
+
+@pytest.mark.parametrize(
+    ("read", "stored", "written", "ld", "words"),
+    [
+        (1_011_000_000, 10**9, 10**9, "98", "+1.1% bytes read from memory"),
+        (980_000_000, 10**9, 10**9, "98", "-2.0% bytes read from memory"),
+        (10**9, 1_020_000_000, 10**9, "98", "+2.0% bytes written to the cache"),
+        (10**9, 10**9, 1_030_000_000, "98", "+3.0% bytes written to memory"),
+        (10**9, 10**9, 900_000_000, "98", "-10.0% bytes written to memory"),
+        (10**9, 10**9, 10**9, "50", "ld: 50.0% of a sector used"),
+    ],
+)
+def test_what_is_beyond_its_tolerance_is_named(
+    tool: Any, read: int, stored: int, written: int, ld: str, words: str
+) -> None:
+    kernels = [("csa_forward_x", counted(tool, read, stored, written, ld=ld))]
+    calls = tool.counts.per_call(tool.counts.parse(printed(kernels)))
+    assert tool.counts.judge(expected(tool, "forward"), calls[0])["wrong"] == [words]
+
+
+def test_missing_counters_are_wrong_only_where_bytes_are_missing(tool: Any) -> None:
+    text = printed([("csa_forward_x", {tool.counts.READ: "1000000000"})])
+    found = tool.counts.judge(expected(tool, "forward"), tool.counts.per_call(
+        tool.counts.parse(text))[0])  # fmt: skip
+    assert found["wrong"] == ["bytes written to the cache were not counted"]
+    with pytest.raises(ValueError, match="no table"):
+        tool.counts.parse("==ERROR== ERR_NVGPUCTRPERM\n")
+
+
+PROFILER = """#!{python}
+import json, pathlib, sys
+given = sys.argv[1:]
+asked = given[given.index("--metrics") + 1].split(",")
+if "lts__t_sectors_op_read.sum" in asked:
+    sys.exit("==ERROR== Failed to find metric lts__t_sectors_op_read.sum")
+pathlib.Path(given[-1]).write_text({plan!r})
+print({text!r})
+"""
+
+
+@pytest.mark.parametrize(("read", "status"), [(10**9, 0), (2 * 10**9, 1)])
+def test_the_command_runs_the_profiler_and_asks_again_without_what_it_does_not_know(
+    tool: Any, tmp_path: Path, read: int, status: int
+) -> None:
+    plan = json.dumps([expected(tool, "forward")._asdict()])
+    text = printed([("csa_forward_x", counted(tool, read, 10**9, 10**9))])
+    fake = tmp_path / "ncu"
+    fake.write_text(PROFILER.format(python=sys.executable, plan=plan, text=text))
+    fake.chmod(0o755)
+    found = tmp_path / "found.json"
+    command = [sys.executable, str(TOOLS / "traffic"), "--ncu", str(fake), "--json", str(found)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    assert "not counted here: lts__t_sectors_op_read.sum" in done.stderr
+    assert done.stdout.count("\n") == 3 and json.loads(found.read_text())[0]["dram_read"] == read
+
+
+def test_without_a_profiler_it_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, str(TOOLS / "traffic"), "--ncu", str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "traffic: no profiler" in done.stderr

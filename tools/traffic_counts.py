@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `tools/traffic` makes of the profiler's counters: read, summed per call, and judged."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+SECTOR = 32  # bytes
+READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+# Sectors that the multiprocessors wrote; those of all sources, which count what one half of the
+# second-level cache passes to the other twice, where there is no such counter.
+STORED = ("lts__t_sectors_srcunit_tex_op_write.sum", "lts__t_sectors_op_write.sum")
+LOADED = ("lts__t_sectors_srcunit_tex_op_read.sum", "lts__t_sectors_op_read.sum")
+USED = "smsp__sass_average_data_bytes_per_sector_mem_global_op_{}.pct"
+SECTORS = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_{}.ratio"
+METRICS = (
+    READ, WRITTEN, *STORED, *LOADED,
+    *(name.format(op) for name in (USED, SECTORS) for op in ("ld", "st")),
+)  # fmt: skip
+TOLERANCE = 0.01
+# Percent of a sector's bytes that the first kernel's requests use, at least: what a row looks up
+# (prefixes, 4 bytes each) is among the loads.
+FULL = {"ld": 95.0, "st": 99.0}
+MAIN = ("csa_forward_", "csa_backward_")
+
+Counters = dict[str, float]
+
+
+class Expected(NamedTuple):
+    """Bytes that one call must read and write.
+
+    pack, call: which. read, written: of the tensors that `csa-runtime bench` counts. aside: of the
+    APE, the prefixes and the workspace, which are read, and of grad_ape and the workspace, which
+    are written. cache: bytes of the second-level one, which may keep as many of those written.
+    """
+
+    pack: str
+    call: str
+    read: int
+    written: int
+    aside_read: int
+    aside_written: int
+    cache: int
+
+
+def parse(text: str) -> list[tuple[str, Counters]]:
+    """Kernels in launch order and their counters, from `ncu --csv --page raw --print-units base`.
+
+    Raises:
+        ValueError: there is no table in it.
+    """
+    lines = text.splitlines()
+    head = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if head is None:
+        raise ValueError("the profiler printed no table")
+    found = []
+    for row in csv.DictReader(lines[head:]):
+        if row["ID"] and row["ID"].isdigit():  # below the headings stand the units
+            values = {name: number(row.get(name)) for name in METRICS}
+            found.append((row["Kernel Name"], {n: v for n, v in values.items() if v is not None}))
+    return found
+
+
+def number(text: str | None) -> float | None:
+    """`1,234.5`; None for what was not measured."""
+    try:
+        return float((text or "").replace(",", ""))
+    except ValueError:
+        return None
+
+
+def per_call(kernels: Iterable[tuple[str, Counters]]) -> list[list[Counters]]:
+    """Counters of each call's kernels: what finishes a backward belongs to it."""
+    calls: list[list[Counters]] = []
+    for name, counters in kernels:
+        if any(main in name for main in MAIN) or not calls:
+            calls.append([])
+        calls[-1].append(counters)
+    return calls
+
+
+def first_of(counters: Counters, names: tuple[str, ...]) -> float | None:
+    """The first of these counters that there is."""
+    return next((counters[name] for name in names if name in counters), None)
+
+
+def total(kernels: list[Counters], names: tuple[str, ...]) -> float | None:
+    """Of all kernels of a call; None where one has none of these counters."""
+    values = [first_of(counters, names) for counters in kernels]
+    return None if None in values else sum(value for value in values if value is not None)
+
+
+def judge(expected: Expected, kernels: list[Counters]) -> dict[str, Any]:
+    """What was counted over what was expected, and what is wrong with it."""
+    read = expected.read + expected.aside_read
+    written = expected.written + expected.aside_written
+    stored, loaded = (total(kernels, names) for names in (STORED, LOADED))
+    found: dict[str, Any] = {
+        **expected._asdict(),
+        "dram_read": total(kernels, (READ,)),
+        "dram_written": total(kernels, (WRITTEN,)),
+        "loaded": None if loaded is None else loaded * SECTOR,
+        "stored": None if stored is None else stored * SECTOR,
+    }
+    for op in FULL:
+        found[f"used_{op}"] = kernels[0].get(USED.format(op))
+        found[f"sectors_{op}"] = kernels[0].get(SECTORS.format(op))
+    wrong = []
+    for name, counted, wanted in (
+        ("read from memory", found["dram_read"], read),
+        ("written to the cache", found["stored"], written),
+    ):
+        if counted is None:
+            wrong.append(f"bytes {name} were not counted")
+        elif abs(counted / wanted - 1) > TOLERANCE:
+            wrong.append(f"{counted / wanted - 1:+.1%} bytes {name}")
+    # What the cache still holds at the end reaches memory later.
+    least, most = written - expected.cache, written * (1 + TOLERANCE)
+    if found["dram_written"] is not None and not least <= found["dram_written"] <= most:
+        wrong.append(f"{found['dram_written'] / written - 1:+.1%} bytes written to memory")
+    for op, least_used in FULL.items():
+        if (used := found[f"used_{op}"]) is not None and used < least_used:
+            wrong.append(f"{op}: {used:.1f}% of a sector used")
+    found["wrong"] = wrong
+    return found
+
+
+HEADINGS = (
+    "ratio, coff, d, pack", "call", "MB read", "read / wanted", "MB written", "stored / wanted",
+    "to memory", "ld, st % of sector", "ld, st sectors", "wrong",
+)  # fmt: skip
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """A line a call."""
+    lines = [HEADINGS, tuple("---" for _ in HEADINGS), *map(cells, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """Of one call."""
+    read, written = row["read"] + row["aside_read"], row["written"] + row["aside_written"]
+
+    def over(value: float | None, wanted: int) -> str:
+        return "-" if value is None else f"{value / wanted:.4f}"
+
+    def two(name: str) -> str:
+        values = (row[f"{name}_{op}"] for op in FULL)
+        return ", ".join("-" if value is None else f"{value:.1f}" for value in values)
+
+    return (
+        row["pack"], row["call"], f"{read / 1e6:.1f}", over(row["dram_read"], read),
+        f"{written / 1e6:.1f}", over(row["stored"], written), over(row["dram_written"], written),
+        two("used"), two("sectors"), "; ".join(row["wrong"]) or "-",
+    )  # fmt: skip
