@@ -125,8 +125,9 @@ class Variant:
             name += "_once"
         if self.kind == "long":
             name += f"_t{self.threads}"
-            if self.required_alignment != self.columns:
-                name += f"_a{self.required_alignment}"
+        if self.required_alignment != self.columns:
+            name += f"_a{self.required_alignment}"
+        if self.kind == "long":
             if self.holds_ape:
                 name += "_ape"
         return name
@@ -134,6 +135,8 @@ class Variant:
     @property
     def module(self) -> str:
         """The file of aot/kernels that holds the kernel."""
+        if self.operation == "backward" and self.kind == "short" and self.dynamic_shared:
+            return "backward_buffered"
         return f"{self.operation}_long" if self.kind == "long" else self.operation
 
     @property
@@ -220,6 +223,15 @@ VARIANTS: tuple[Variant, ...] = (
         )
         for ratio, coff in SHORT_WINDOWS
         for columns in (1, 2, 4)
+    ),
+    *(
+        Variant(
+            "backward", 4, 2, "bf16", columns, BACKWARD_THREADS, blocks,
+            alignment=8, dynamic_shared=shared, architectures=architectures,
+        )
+        for columns, blocks, shared, architectures in (
+            (2, 2, 39_936, ARCHITECTURES), (4, 2, 76_800, (90,)),
+        )
     ),
     *_LONG,
     *(

@@ -9,11 +9,13 @@ zeros of tokens outside all blocks.
 Every product and sum of the gradients is R's own: they equal R bit for bit.
 """
 
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Float64, Int32, Int64, Uint32
+from cutlass import Float32, Float64, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
@@ -90,17 +92,17 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         tile_row = Uint32(group) * row_lanes
         warp_offset = Uint32((thread & -WARP) >> lanes_log2)
         parked = Parked.allocate(threads)
-        parked.start(pack, _warp_row(tile_row + warp_offset, rows))
+        parked.start(pack, warp_row(tile_row + warp_offset, rows))
         while tile_row < Uint32(end):
             own = tile_row + row_lane < Uint32(end)
             row = Int32(min(tile_row + row_lane, Uint32(end - 1)))
-            sought = _warp_row(tile_row + warp_offset, rows)
+            sought = warp_row(tile_row + warp_offset, rows)
             token, first, last = find_row(
                 pack, row, sought, lanes_log2 < LOG2_WARP, parked.glanced(pack, sought), end,
                 window.ratio,
             )  # fmt: skip
             tile_row = tile_row + Uint32(groups) * row_lanes
-            parked.start(pack, _warp_row(tile_row + warp_offset, rows))
+            parked.start(pack, warp_row(tile_row + warp_offset, rows))
             if cutlass.const_expr(window.coff == 2):
                 # No next block pools the first half of a last block's columns.
                 unpooled = own & ((last != 0) | (row + 1 >= end))
@@ -114,9 +116,13 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             scores = window.scores(score_words, table.read(shared, column_lane, first))
             values = window.values(kv_words)
             grads = bf16.unpack(grad_word, window.columns)
-            to_kv, to_score = _differentiate_row(
-                window, scores, values, grads, first, own, previous, sums
+            to_kv, to_score, addends = differentiate_row(
+                window, scores, values, grads, partial(_softmaxes, window, first)
             )
+            for k in cutlass.range_constexpr(window.positions):
+                exists = previous if cutlass.const_expr(window.previous(k)) else own
+                for v in cutlass.range_constexpr(window.columns):
+                    sums[k, v] = select(exists, sums[k, v] + addends[k][v], sums[k, v])
             window.store(grad_kv, token, head_dim, column, own, previous, to_kv)
             window.store(grad_score, token, head_dim, column, own, previous, to_score)
         arch.cp_async_wait_group(0)  # nothing may arrive once the block is gone
@@ -131,46 +137,41 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     return launchable(backward, variant)
 
 
-def _warp_row(wanted: Uint32, rows: Int32) -> Int32:
+def warp_row(wanted: Uint32, rows: Int32) -> Int32:
     """The row that a warp looks for: the wanted one, or the last of the call's `rows`."""
     last = Uint32(rows - 1)
     return Int32(select(wanted < last, wanted, last))
 
 
-def _differentiate_row(
+def differentiate_row(
     window: Window,
     scores: list,
     values: list,
     grads: list[Float32],
-    first: Int32,
-    own: Boolean,
-    previous: Boolean,
-    sums: cute.Tensor,
-) -> tuple[list, list]:
-    """(gradients of kv, gradients of score) as [position][pair of columns] words of bf16.
+    softmax: Callable[[list[list]], Iterable[list]],
+) -> tuple[list, list, list]:
+    """(gradients of kv, gradients of score, the latter unrounded).
 
-    Adds the latter, unrounded, to `sums` where the position exists. Columns go two at a time and
-    are rounded at once, so that few fp32 gradients are alive together.
+    softmax: R's, of scores that are [column][position].
+
+    The first two as [position][pair of columns] words of bf16, the last as [position][column].
+    Columns go two at a time and are rounded at once, so that few fp32 gradients are alive together.
     """
     to_kv: list[list] = [[] for _ in range(window.positions)]
     to_score: list[list] = [[] for _ in range(window.positions)]
+    unrounded: list[list] = [[] for _ in range(window.positions)]
     for start in range(0, window.columns, 2):
         columns = range(start, min(start + 2, window.columns))
+        probabilities = softmax([[row[v] for row in scores] for v in columns])
         pair = [
-            _differentiate(
-                _softmax(window, [row[v] for row in scores], first),
-                [row[v] for row in values],
-                grads[v],
-            )
-            for v in columns
+            _differentiate(of_column, [row[v] for row in values], grads[v])
+            for v, of_column in zip(columns, probabilities, strict=True)
         ]
         for k in range(window.positions):
             to_kv[k].append(bf16.pack([of_kv[k] for of_kv, _ in pair]))
             to_score[k].append(bf16.pack([of_score[k] for _, of_score in pair]))
-            exists = previous if window.previous(k) else own
-            for v, (_, of_score) in zip(columns, pair, strict=True):
-                sums[k, v] = select(exists, sums[k, v] + of_score[k], sums[k, v])
-    return to_kv, to_score
+            unrounded[k] += [of_score[k] for _, of_score in pair]
+    return to_kv, to_score, unrounded
 
 
 def _differentiate(probabilities: list, values: list, grad: Float32) -> tuple[list, list]:
@@ -183,6 +184,11 @@ def _differentiate(probabilities: list, values: list, grad: Float32) -> tuple[li
     to_kv = [ar.mul_rn(grad, p) for p in probabilities]
     to_score = [ar.fma_rn(-p, dot, t) for p, t in zip(probabilities, terms, strict=True)]
     return to_kv, to_score
+
+
+def _softmaxes(window: Window, first: Int32, scores: list[list]) -> Iterator[list]:
+    """R's probabilities, column by column as they are asked for: few are alive together."""
+    return (_softmax(window, of_column, first) for of_column in scores)
 
 
 def _softmax(window: Window, scores: list[Float32], first: Int32) -> list[Float32]:
