@@ -76,7 +76,7 @@ def fold_into_plane(
     item = thread
     while item < window.positions * tile:
         offset = item & (tile - 1)
-        position = item >> (lanes_log2 + window.columns.bit_length() - 1)
+        position = item // tile
         column = column_tile * tile + offset
         if column < head_dim:
             total = Float32(0.0)

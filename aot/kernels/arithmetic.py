@@ -13,9 +13,6 @@ from aot.kernels.ptx import ptx
 
 LOWEST = -3.4028234663852886e38  # the lowest finite fp32, where every running maximum starts
 LOG2_E = 1.4426950408889634
-EXPF_SCALE = 0.005724980030208826  # log2(e) / 252 as expf has it, one unit below its fp32 rounding
-MODERATE = 1 << 6
-EXPONENT_UNIT = 1 << 23  # what one more in the exponent adds to a float's bits
 LOG2_E_LOW = 1.925963033500011e-08  # log2(e) less its fp32 rounding
 
 
@@ -48,28 +45,6 @@ def exp(x: Float32) -> Float32:
 def exp_approx(x: Float32) -> Float32:
     """e**x to a relative 2**-22 + 2**-24 |x|; results below 2**-126 are flushed to zero."""
     return _exp2_approx(mul_rn(x, Float32(LOG2_E)))
-
-
-def exp_parts(x: Float32) -> tuple[Float32, Uint32]:
-    """What expf(x) is made of for x <= 0: a fraction for `exp_halved`, and an integer.
-
-    The very steps of expf, so that its last bits come out; but the integer is counted from one
-    less. Bit MODERATE of it is set where x > -43.6, and not set for NaN.
-    """
-    magic = 12582912.0  # 1.5 * 2**23: adding it leaves an integer in the low bits
-    clamped = ptx(Float32, "fma.rn.sat.f32", x, Float32(EXPF_SCALE), Float32(0.5))
-    integer = ptx(Float32, "fma.rm.f32", clamped, Float32(252.0), Float32(magic - 127.0))
-    negated = Float32(magic - 1.0) - integer
-    fraction = fma_rn(x, Float32(LOG2_E_LOW), fma_rn(x, Float32(LOG2_E), negated))
-    return fraction, integer.bitcast(Uint32)
-
-
-def exp_halved(fraction: Float32, integer: Uint32, unit: Uint32) -> Float32:
-    """expf(x) / 2, exactly, of the parts of an x whose integer says that it is moderate.
-
-    unit: EXPONENT_UNIT; or 0, with which the result for -inf is 0.
-    """
-    return (_exp2_approx(fraction).bitcast(Uint32) + integer * unit).bitcast(Float32)
 
 
 def exp_over(x: Float32, log2_divisor: int) -> Float32:

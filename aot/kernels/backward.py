@@ -9,13 +9,13 @@ zeros of tokens outside all blocks.
 Every product and sum of the gradients is R's own: they equal R bit for bit.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Float64, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Float64, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
@@ -116,13 +116,9 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             scores = window.scores(score_words, table.read(shared, column_lane, first))
             values = window.values(kv_words)
             grads = bf16.unpack(grad_word, window.columns)
-            to_kv, to_score, addends = differentiate_row(
-                window, scores, values, grads, partial(_softmaxes, window, first)
+            to_kv, to_score = differentiate_row(
+                window, scores, values, grads, first, partial(_add, window, sums, own, previous)
             )
-            for k in cutlass.range_constexpr(window.positions):
-                exists = previous if cutlass.const_expr(window.previous(k)) else own
-                for v in cutlass.range_constexpr(window.columns):
-                    sums[k, v] = select(exists, sums[k, v] + addends[k][v], sums[k, v])
             window.store(grad_kv, token, head_dim, column, own, previous, to_kv)
             window.store(grad_score, token, head_dim, column, own, previous, to_score)
         arch.cp_async_wait_group(0)  # nothing may arrive once the block is gone
@@ -148,30 +144,47 @@ def differentiate_row(
     scores: list,
     values: list,
     grads: list[Float32],
-    softmax: Callable[[list[list]], Iterable[list]],
-) -> tuple[list, list, list]:
-    """(gradients of kv, gradients of score, the latter unrounded).
+    first: Int32,
+    add: Callable[[int, int, Float32], None],
+) -> tuple[list, list]:
+    """(gradients of kv, gradients of score) as [position][pair of columns] words of bf16.
 
-    softmax: R's, of scores that are [column][position].
-
-    The first two as [position][pair of columns] words of bf16, the last as [position][column].
-    Columns go two at a time and are rounded at once, so that few fp32 gradients are alive together.
+    Gives the latter, unrounded, to `add`, with their position and column. Columns go two at a time
+    and are rounded at once, so that few fp32 gradients are alive together.
     """
     to_kv: list[list] = [[] for _ in range(window.positions)]
     to_score: list[list] = [[] for _ in range(window.positions)]
-    unrounded: list[list] = [[] for _ in range(window.positions)]
     for start in range(0, window.columns, 2):
         columns = range(start, min(start + 2, window.columns))
-        probabilities = softmax([[row[v] for row in scores] for v in columns])
         pair = [
-            _differentiate(of_column, [row[v] for row in values], grads[v])
-            for v, of_column in zip(columns, probabilities, strict=True)
+            _differentiate(
+                _softmax(window, [row[v] for row in scores], first),
+                [row[v] for row in values],
+                grads[v],
+            )
+            for v in columns
         ]
         for k in range(window.positions):
             to_kv[k].append(bf16.pack([of_kv[k] for of_kv, _ in pair]))
             to_score[k].append(bf16.pack([of_score[k] for _, of_score in pair]))
-            unrounded[k] += [of_score[k] for _, of_score in pair]
-    return to_kv, to_score, unrounded
+            for v, (_, of_score) in zip(columns, pair, strict=True):
+                add(k, v, of_score[k])
+    return to_kv, to_score
+
+
+def _add(
+    window: Window,
+    sums: cute.Tensor,
+    own: Boolean,
+    previous: Boolean,
+    position: int,
+    column: int,
+    addend: Float32,
+) -> None:
+    """Adds to the sum of a position that exists."""
+    exists = previous if window.previous(position) else own
+    total = sums[position, column]
+    sums[position, column] = select(exists, total + addend, total)
 
 
 def _differentiate(probabilities: list, values: list, grad: Float32) -> tuple[list, list]:
@@ -184,11 +197,6 @@ def _differentiate(probabilities: list, values: list, grad: Float32) -> tuple[li
     to_kv = [ar.mul_rn(grad, p) for p in probabilities]
     to_score = [ar.fma_rn(-p, dot, t) for p, t in zip(probabilities, terms, strict=True)]
     return to_kv, to_score
-
-
-def _softmaxes(window: Window, first: Int32, scores: list[list]) -> Iterator[list]:
-    """R's probabilities, column by column as they are asked for: few are alive together."""
-    return (_softmax(window, of_column, first) for of_column in scores)
 
 
 def _softmax(window: Window, scores: list[Float32], first: Int32) -> list[Float32]:

@@ -7,7 +7,6 @@ one before, and costs no registers. The first row's window starts its way at onc
 lies if no segment has a tail.
 """
 
-from functools import partial
 from typing import Any
 
 import cutlass
@@ -23,7 +22,6 @@ from aot.kernels.memory import Matrix, copy_async, load_f32, store_f32
 from aot.kernels.parked import Parked
 from aot.kernels.ptx import select
 from aot.kernels.segments import LOG2_WARP, WARP, Pack, find_segment, place
-from aot.kernels.softmax_columns import softmax
 from aot.kernels.warp_buffer import (
     KV,
     SCORE,
@@ -34,25 +32,23 @@ from aot.kernels.warp_buffer import (
     copy_own,
     copy_previous,
 )
-from aot.kernels.window import Window
+from aot.kernels.window import Window, store_rows
 from aot.variants import Variant
 
-STRIP_COLUMNS = 2  # of a lane at a time
 FEW = 16  # rows a segment from which on a row is guessed to have a previous block
 
 
 def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     """(kernel, host function, sample arguments) of a backward variant, for the compiler."""
-    window = Window(variant.ratio, variant.coff, min(variant.columns, STRIP_COLUMNS))
-    strips = variant.columns // window.columns
+    window = Window(variant.ratio, variant.coff, variant.columns)
     threads, ratio = variant.threads, variant.ratio
     warps = threads // WARP
     table = ApeTable(window, threads)
-    table_words = table.entries * window.columns
+    ape_tile = ApeTable(window, WARP)
     # In shared memory: the APE, zeros for what a first block lacks, prefixes, rows.
-    zeros = strips * window.positions * WARP * window.columns
+    zeros = ape_tile.entries * window.columns
     parked_words = zeros + (window.positions - ratio) * WARP * window.columns
-    buffer = WarpBuffer(window, strips, warps, 4 * (parked_words + 2 * threads))
+    buffer = WarpBuffer(window, warps, 4 * (parked_words + 2 * threads))
     if buffer.offset + buffer.bytes != variant.dynamic_shared or warps < window.positions:
         raise ValueError(f"{variant.name} keeps {buffer.offset + buffer.bytes} bytes")
 
@@ -86,7 +82,9 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         group = Int32(Uint32(block) // Uint32(column_tiles))
         column_tile = block - group * column_tiles
         tile_column = column_tile * buffer.tile
-        column = tile_column + lane * window.columns  # of the first strip
+        wanted_column = tile_column + lane * window.columns
+        column = min(wanted_column, head_dim - window.columns)
+        active = wanted_column < head_dim
         step = Uint32(groups) * warps
         row = Uint32(group) * warps + Uint32(warp)
 
@@ -94,7 +92,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         real_rows = pack.real_rows()
         memory = arch.get_dyn_smem(Float32, alignment=16)
         parked = Parked(cute.recast_ptr(memory + parked_words, dtype=Int32), threads)
-        _start_ape(buffer, memory, ape, head_dim, column, warp, lane)
+        _start_ape(window, memory, ape, head_dim, column, warp, lane)
         parked.start(pack, warp_row(row, rows))
 
         # Without tails the blocks fill the pack, and a row's place is known.
@@ -113,17 +111,11 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         if thread < (window.positions - ratio) * WARP:
             store_f32(memory + zeros + thread * window.columns, [Float32(0.0)] * window.columns)
         source = source.pinned()
-        own_columns = window.column(
-            window.positions - 1, head_dim, min(column, head_dim - window.columns)
-        )
+        own_columns = window.column(window.positions - 1, head_dim, column)
         to_kv = Column.of(Matrix(grad_kv, grad_kv_stride), Int32(0), own_columns).pinned()
         to_score = Column.of(Matrix(grad_score, grad_score_stride), Int32(0), own_columns).pinned()
-        sums = [
-            cute.make_rmem_tensor((window.positions, window.columns), Float32)
-            for _ in range(strips)
-        ]
-        for strip in cutlass.range_constexpr(strips):
-            sums[strip].fill(0.0)
+        sums = cute.make_rmem_tensor((window.positions, window.columns), Float32)
+        sums.fill(0.0)
         end = Uint32(max(min(real_rows, rows), 0))
 
         sought = warp_row(row, rows)
@@ -141,6 +133,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             if cutlass.const_expr(window.coff == 2):
                 if incomplete:
                     copy_previous(buffer, slot, source, token, first, lane)
+        arch.cp_async_commit_group()  # the loop waits for no copy outside a group
         if Int32(row + step) >= segment_end:
             parked.start(pack, warp_row(row + step, rows))
         arch.sync_threads()
@@ -168,22 +161,19 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                 if Int32(next_row + step) >= segment_end:
                     parked.start(pack, warp_row(next_row + step, rows))
                 arch.cp_async_commit_group()
-            slot = buffer.slot(memory, warp, index)
-            for strip in cutlass.range_constexpr(strips):
-                active = column + strip * buffer.strip < head_dim
-                bias = _read_ape(buffer, memory, zeros, strip, lane, first)
-                scores = window.scores(buffer.read(slot, SCORE, strip, lane), bias)
-                values = window.values(buffer.read(slot, KV, strip, lane))
-                grads = bf16.unpack(buffer.read_grad(slot, strip, lane), window.columns)
-                words = differentiate_row(
-                    window, scores, values, grads, partial(softmax, window, first)
-                )
+            if cutlass.const_expr(window.coff == 2):
                 # No next block pools the first half of a last block's columns.
-                unpooled = (last != 0) | (row + 1 >= end)
-                _store_and_add(
-                    window, strip * buffer.strip, to_kv, to_score, token, head_dim,
-                    active, first == 0, unpooled, words, sums[strip],
-                )  # fmt: skip
+                unpooled = active & ((last != 0) | (row + 1 >= end))
+                _zero_first_half(window, to_kv, to_score, token, head_dim, unpooled)
+            slot = buffer.slot(memory, warp, index)
+            bias = _read_ape(window, memory, zeros, lane, first)
+            scores = window.scores(buffer.read(slot, SCORE, lane), bias)
+            values = window.values(buffer.read(slot, KV, lane))
+            grads = bf16.unpack(buffer.read_grad(slot, lane), window.columns)
+            _store_and_add(
+                window, to_kv, to_score, token, head_dim, active, first == 0,
+                _differentiate_row(window, scores, values, grads, first), sums,
+            )  # fmt: skip
             arch.sync_warp()  # the next copies overwrite what every lane has read by now
             row, token, first, last = next_row, next_token, next_first, next_last
             index = index ^ 1
@@ -191,23 +181,18 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         if workspace.toint() != 0:
             arch.sync_threads()
             shared = memory + buffer.offset // 4
-            for strip in cutlass.range_constexpr(strips):
-                table.write(shared + strip * table_words, thread, window.as_lists(sums[strip]))
+            table.write(shared, thread, window.as_lists(sums))
             arch.sync_threads()
             plane_elements = Int64(head_dim) * (ratio * window.coff)
             plane = workspace + group * plane_elements
-            for strip in cutlass.range_constexpr(strips):
-                fold_into_plane(
-                    table, shared + strip * table_words, plane, column_tile * strips + strip,
-                    Int32(LOG2_WARP), head_dim,
-                )  # fmt: skip
+            fold_into_plane(table, shared, plane, column_tile, Int32(LOG2_WARP), head_dim)
 
     return launchable(backward, variant)
 
 
 @cute.jit
 def _start_ape(
-    buffer: cutlass.Constexpr,
+    window: cutlass.Constexpr,
     memory: cute.Pointer,
     ape: cute.Pointer,
     head_dim: Int32,
@@ -215,65 +200,66 @@ def _start_ape(
     warp: Int32,
     lane: Int32,
 ) -> None:
-    """Starts copying the APE tile, [strip][position][column], to the begin of shared memory.
+    """Starts copying the APE tile, [position][column], to the begin of shared memory.
 
     A warp copies one position.
     """
-    window = cutlass.const_expr(buffer.window)
     if warp < window.positions:
-        own = select(
-            warp >= window.positions - window.ratio, (window.coff - 1) * head_dim, Int32(0)
-        )
-        row = ape + (warp % window.ratio) * (Int64(head_dim) * window.coff)
-        for strip in cutlass.range_constexpr(buffer.strips):
-            entry = (strip * window.positions + warp) * WARP + lane
-            target = memory + entry * window.columns
-            if ape.toint() == 0:
-                store_f32(target, [Float32(0.0)] * window.columns)
-            else:
-                at = min(column + strip * buffer.strip, head_dim - window.columns)
-                copy_async(target, row + (own + at), 4 * window.columns)
+        target = memory + (warp * WARP + lane) * window.columns
+        if ape.toint() == 0:
+            store_f32(target, [Float32(0.0)] * window.columns)
+        else:
+            own = select(
+                warp >= window.positions - window.ratio, (window.coff - 1) * head_dim, Int32(0)
+            )
+            row = ape + (warp % window.ratio) * (Int64(head_dim) * window.coff)
+            copy_async(target, row + (own + column), 4 * window.columns)
 
 
 def _read_ape(
-    buffer: WarpBuffer, memory: cute.Pointer, zeros: int, strip: int, lane: Int32, first: Int32
+    window: Window, memory: cute.Pointer, zeros: int, lane: Int32, first: Int32
 ) -> list[list[Float32]]:
-    """A lane's APE in a strip, [position][column]; a first block's previous half reads zeros."""
-    window = buffer.window
-    base = strip * window.positions * buffer.strip
-    own = memory + (lane * window.columns + base)
-    previous = memory + (lane * window.columns + select(first != 0, Int32(zeros), Int32(base)))
+    """A lane's APE, [position][column]; a first block's previous half reads zeros."""
+    own = memory + lane * window.columns
+    previous = own + select(first != 0, Int32(zeros), Int32(0))
+    tile = WARP * window.columns
     return [
-        load_f32((previous if window.previous(k) else own) + k * buffer.strip, window.columns)
+        load_f32((previous if window.previous(k) else own) + k * tile, window.columns)
         for k in range(window.positions)
     ]
+
+
+def _differentiate_row(
+    window: Window, scores: list, values: list, grads: list[Float32], first: Int32
+) -> tuple[list, list, list]:
+    """What `differentiate_row` returns, and what it adds as [position][column]."""
+    addends = [[Float32(0.0)] * window.columns for _ in range(window.positions)]
+
+    def keep(position: int, column: int, addend: Float32) -> None:
+        addends[position][column] = addend
+
+    return *differentiate_row(window, scores, values, grads, first, keep), addends
 
 
 @cute.jit
 def _store_and_add(
     window: cutlass.Constexpr,
-    strip_column: cutlass.Constexpr,
     to_kv: Column,
     to_score: Column,
     token: Int32,
     head_dim: Int32,
     active: Boolean,
     previous: Boolean,
-    unpooled: Boolean,
     gradients: tuple,
     sums: cute.Tensor,
 ) -> None:
-    """Writes a row's gradients in a strip and adds those of score, unrounded, to `sums`.
-
-    previous: whether the previous half exists. unpooled: whether the block's own tokens get zeros
-    in the columns of the first half.
-    """
+    """Writes a row's gradients and adds those unrounded to `sums`, where the position exists."""
     kv_words = [bf16.join(parts) for parts in gradients[0]]
     score_words = [bf16.join(parts) for parts in gradients[1]]
     addends = gradients[2]
     own = cutlass.const_expr(window.positions - window.ratio)
     if active:
-        at_kv, at_score = to_kv.at(token) + 2 * strip_column, to_score.at(token) + 2 * strip_column
+        at_kv, at_score = to_kv.at(token), to_score.at(token)
         for k in cutlass.range_constexpr(window.ratio):
             arch.store(at_kv + k * to_kv.stride, kv_words[own + k])
         for k in cutlass.range_constexpr(window.ratio):
@@ -282,12 +268,6 @@ def _store_and_add(
             for v in cutlass.range_constexpr(window.columns):
                 sums[k, v] = sums[k, v] + addends[k][v]
         if cutlass.const_expr(window.coff == 2):
-            if unpooled:
-                zero = bf16.WORD[window.columns](0)
-                for k in cutlass.range_constexpr(window.ratio):
-                    arch.store(at_kv + k * to_kv.stride - 2 * Int64(head_dim), zero)
-                for k in cutlass.range_constexpr(window.ratio):
-                    arch.store(at_score + k * to_score.stride - 2 * Int64(head_dim), zero)
             if previous:
                 at_kv = at_kv - (window.ratio * to_kv.stride + 2 * Int64(head_dim))
                 at_score = at_score - (window.ratio * to_score.stride + 2 * Int64(head_dim))
@@ -298,3 +278,20 @@ def _store_and_add(
                 for k in cutlass.range_constexpr(own):
                     for v in cutlass.range_constexpr(window.columns):
                         sums[k, v] = sums[k, v] + addends[k][v]
+
+
+@cute.jit
+def _zero_first_half(
+    window: cutlass.Constexpr,
+    to_kv: Column,
+    to_score: Column,
+    token: Int32,
+    head_dim: Int32,
+    wanted: Boolean,
+) -> None:
+    """Writes zeros to a block's own tokens in the columns that the next block pools."""
+    if wanted:
+        zeros = [bf16.WORD[window.columns](0)] * window.ratio
+        back = 2 * Int64(head_dim)
+        store_rows(Boolean(True), to_kv.at(token) - back, to_kv.stride, zeros)
+        store_rows(Boolean(True), to_score.at(token) - back, to_score.stride, zeros)

@@ -14,13 +14,12 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute import arch
 
 from aot.kernels.launchable import launchable
-from aot.kernels.memory import Matrix, load_relaxed
-from aot.kernels.ptx import select
+from aot.kernels.memory import Matrix
 from aot.kernels.segments import Pack
 from aot.kernels.zeros import zero_unpooled
 from aot.variants import Variant
 
-IN_FLIGHT = 9  # planes a thread loads before it adds the first: 144 a block of 16 lanes
+IN_FLIGHT = 8  # planes a thread loads before it adds the first
 
 
 def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
@@ -67,17 +66,16 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                 source = workspace + (lane * plane_elements + element)
                 step = lanes * plane_elements
                 plane = lane
-                while plane < groups:
-                    # Past the last plane, the first is loaded again: no load waits for another.
-                    rest = groups - plane
-                    loaded = [
-                        load_relaxed(source + select(i * lanes < rest, i * step, Int64(0)))
-                        for i in range(IN_FLIGHT)
-                    ]
-                    for i in cutlass.range_constexpr(IN_FLIGHT):
-                        total = select(i * lanes < rest, total + loaded[i], total)
+                while plane + (IN_FLIGHT - 1) * lanes < groups:
+                    loaded = [arch.load(source + i * step, Float32) for i in range(IN_FLIGHT)]
+                    for value in loaded:
+                        total = total + value
                     source = source + IN_FLIGHT * step
                     plane = plane + IN_FLIGHT * lanes
+                while plane < groups:
+                    total = total + arch.load(source, Float32)
+                    source = source + step
+                    plane = plane + lanes
             if cutlass.const_expr(lanes > 1):
                 partial = arch.alloc_smem(Float32, variant.threads)
                 arch.store(partial + thread, total, ss="cta")

@@ -37,11 +37,6 @@ def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
     return arch.load(address, WORD[columns], sem="relaxed", scope="cta", **hints)
 
 
-def load_relaxed(address: cute.Pointer) -> Float32:
-    """One fp32 of global memory; stays where it stands, as `load_word`."""
-    return arch.load(address, Float32, sem="relaxed", scope="cta")
-
-
 def load_word_once(address: cute.Pointer, columns: int) -> Any:
     """`load_word` of what nobody reads again: it leaves the first-level cache to the APE."""
     return load_word(address, columns, level1_eviction_priority="evict_no_allocate")

@@ -166,8 +166,12 @@ def find_row(
     As `find_segment`, and `place` of what that returns. A row of padding is the pack's start, as a
     first block.
     """
-    segment = find_segment(pack, row, warp_row, several, glanced)
-    token, first, last = place(pack, row, *segment, ratio)
+    token = Int32(0)
+    first = Int32(1)
+    last = Int32(1)
+    if pack.segments > 0:
+        segment = _find_segment(pack, row, warp_row, several, glanced)
+        token, first, last = place(pack, row, *segment, ratio)
     padding = row >= real_rows
     return select(padding, Int32(0), token), select(padding, Int32(1), first), last
 
@@ -183,20 +187,29 @@ def find_segment(
     """
     segment_row, segment_token, end = row, Int32(0), Int32(0)
     if pack.segments > 0:
-        rows, tokens = pack.cu_seqlens_comp, pack.cu_seqlens
-        begin, prefix, other = glanced
-        found, begin, prefix, other = settle(
-            rows, tokens, pack.segments, warp_row, begin, prefix, other
-        )
-        segment_row = arch.shuffle_sync(prefix, found)
-        segment_token = arch.shuffle_sync(other, found)
-        end = arch.shuffle_sync(prefix, min(found + 1, WARP - 1))
-        if several:
-            segment = min(begin + found, pack.segments - 1)
-            segment = gallop(rows, pack.segments, segment, row)
-            segment_row = arch.load(rows + segment, Int32)
-            segment_token = arch.load(tokens + segment, Int32)
-            end = arch.load(rows + (segment + 1), Int32)
+        segment_row, segment_token, end = _find_segment(pack, row, warp_row, several, glanced)
+    return segment_row, segment_token, end
+
+
+@cute.jit
+def _find_segment(
+    pack: Pack, row: Int32, warp_row: Int32, several: Boolean, glanced: tuple
+) -> tuple[Int32, Int32, Int32]:
+    """As `find_segment`, where there are segments."""
+    rows, tokens = pack.cu_seqlens_comp, pack.cu_seqlens
+    begin, prefix, other = glanced
+    found, begin, prefix, other = settle(
+        rows, tokens, pack.segments, warp_row, begin, prefix, other
+    )
+    segment_row = arch.shuffle_sync(prefix, found)
+    segment_token = arch.shuffle_sync(other, found)
+    end = arch.shuffle_sync(prefix, min(found + 1, WARP - 1))
+    if several:
+        segment = min(begin + found, pack.segments - 1)
+        segment = gallop(rows, pack.segments, segment, row)
+        segment_row = arch.load(rows + segment, Int32)
+        segment_token = arch.load(tokens + segment, Int32)
+        end = arch.load(rows + (segment + 1), Int32)
     return segment_row, segment_token, end
 
 

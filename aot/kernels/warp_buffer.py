@@ -77,24 +77,15 @@ class Source:
 
 @dataclass(frozen=True)
 class WarpBuffer:
-    """The buffer's shape, and its offset in the block's shared memory, in bytes.
-
-    A tile is `strips` side by side, of each of which a lane owns the window's columns.
-    """
+    """The buffer's shape, and its offset in the block's shared memory, in bytes."""
 
     window: Window
-    strips: int
     warps: int
     offset: int
 
     @property
     def tile(self) -> int:
         """Columns of a block's tile."""
-        return self.strips * self.strip
-
-    @property
-    def strip(self) -> int:
-        """Columns of a strip."""
         return WARP * self.window.columns
 
     @property
@@ -143,20 +134,20 @@ class WarpBuffer:
         base = cute.recast_ptr(memory + self.offset // 4, dtype=BFloat16)
         return base + (warp * SLOTS + slot) * self.slot_elements
 
-    def read(self, slot: cute.Pointer, which: int, strip: int, lane: Int32) -> list:
-        """A lane's words of one tensor in a strip, by position."""
+    def read(self, slot: cute.Pointer, which: int, lane: Int32) -> list:
+        """A lane's words of one tensor, by position."""
         return [
-            self._word(slot, which * self.window.positions + k, strip, lane)
+            self._word(slot, which * self.window.positions + k, lane)
             for k in range(self.window.positions)
         ]
 
-    def read_grad(self, slot: cute.Pointer, strip: int, lane: Int32) -> Any:
-        """A lane's word of grad_out in a strip."""
-        return self._word(slot, 2 * self.window.positions, strip, lane)
+    def read_grad(self, slot: cute.Pointer, lane: Int32) -> Any:
+        """A lane's word of grad_out."""
+        return self._word(slot, 2 * self.window.positions, lane)
 
-    def _word(self, slot: cute.Pointer, row: int, strip: int, lane: Int32) -> Any:
+    def _word(self, slot: cute.Pointer, row: int, lane: Int32) -> Any:
         columns = self.window.columns
-        address = slot + (lane * columns + (row * self.tile + strip * self.strip))
+        address = slot + (lane * columns + row * self.tile)
         return arch.load(address, bf16.WORD[columns], ss="cta")
 
     def piece(self, slot: cute.Pointer, which: int, position: int, lane: Int32) -> cute.Pointer:
