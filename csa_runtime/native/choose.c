@@ -44,6 +44,11 @@ static bool aligned(const struct alignment *alignment, const struct csa_variant 
          (alignment->ape & (uintptr_t)(ape_alignment(v) - 1)) == 0;
 }
 
+/* Rows narrower than a warp would leave lanes of a buffered variant idle; it serves them forced. */
+static bool fills_warps(const struct csa_variant *v, const csa_args *a) {
+  return v->kind != CSA_BUFFERED || a->head_dim >= 32 * v->columns;
+}
+
 static int32_t shared_bytes(const struct csa_bundle *bundle, const struct csa_target *target,
                             int32_t variant) {
   return bundle->images[target->images[variant]].static_shared +
@@ -141,7 +146,7 @@ int csa_choose(const struct csa_bundle *bundle, const struct csa_target *target,
   int32_t cursor = target->first_row[family];
   while ((*row = next_row(bundle, target, family, &cursor)) != NULL) {
     const struct csa_variant *v = &bundle->variants[(*row)->variant];
-    if (within(*row, elements) && aligned(&alignment, v, element) &&
+    if (within(*row, elements) && aligned(&alignment, v, element) && fills_warps(v, a) &&
         shared_bytes(bundle, target, (*row)->variant) <= target->shared_limit &&
         csa_lay_out(v, *row, a, layout))
       return CSA_OK;
