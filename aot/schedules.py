@@ -8,7 +8,7 @@ says how a row becomes a grid.
 
 from dataclasses import dataclass
 
-from aot.variants import BY_NAME, SHORT_WINDOWS, VARIANTS, Variant
+from aot.variants import BUFFERED_WINDOWS, BY_NAME, SHORT_WINDOWS, VARIANTS, Variant
 
 ANY = -1
 
@@ -46,6 +46,14 @@ def _short(ratio: int, coff: int) -> tuple[Row, ...]:
         """Elements of `out` of a forward that moves so much."""
         return megabytes * 1_000_000 // (4 * ratio * coff + 2)
 
+    def moving_back(megabytes: int) -> int:
+        """Elements of `out` of a backward that moves so much."""
+        return megabytes * 1_000_000 // (8 * ratio * coff + 2)
+
+    buffered: tuple[Row, ...] = (
+        (backward + "2_a8", moving_back(20), 5, 264, 0, "8.0 us, 4 columns 8.2, at 2**18 elements"),
+        (backward + "4_a8", moving_back(140), 5, 132, 0, "42 us at 138 MB, v4 43; 63, 60, at 208"),
+    )
     return (
         (forward + "2", moving(13), 7, 0, 0, "3.1 us, 4 columns 3.3, at 9 MB; at 36 9.4 to 8.4"),
         (forward + "4", moving(50), 7, 0, 0, "8.4 us, past the first-level cache 10.2, at 36 MB"),
@@ -54,6 +62,7 @@ def _short(ratio: int, coff: int) -> tuple[Row, ...]:
         (forward + "4_n4", ANY, 7, 0, 0, "264 us in 1 or 2,048 segments, a row a thread 261, 280"),
         (forward + "2", ANY, 7, 0, 0, "for what 4 columns cannot serve"),
         (forward + "1", ANY, 7, 0, 0, "serves everything"),
+        *(buffered if (ratio, coff) in BUFFERED_WINDOWS else ()),
         (backward + "2", 400_000, 5, 264, 0, "8.1 us, 4 columns 9.1, at 2**18 elements"),
         (backward + "4", ANY, 5, 264, 0, "59 us, 2 columns 67, at 3 * 2**20 elements"),
         (backward + "2", ANY, 5, 264, 0, "for what 4 columns cannot serve"),

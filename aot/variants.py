@@ -75,8 +75,9 @@ class Variant:
     min_blocks: blocks that must fit a multiprocessor, which caps the registers; 0 lets the
     compiler choose.
     dynamic_shared: bytes of shared memory that a launch asks for.
-    kind: "short" where a thread holds the whole window, "long" where a block's warps share it,
-    "finish" for what finishes a backward.
+    kind: "short" where a thread holds the whole window, "buffered" where in addition a warp takes
+    one row and the next is on its way to shared memory, "long" where a block's warps share the
+    window, "finish" for what finishes a backward.
     alignment: elements; head_dim and every 16-bit tensor's base and row stride are multiples of
     it. 0 means `columns`.
     holds_ape: whether a block keeps its tile of the APE in shared memory.
@@ -125,8 +126,9 @@ class Variant:
             name += "_once"
         if self.kind == "long":
             name += f"_t{self.threads}"
-            if self.required_alignment != self.columns:
-                name += f"_a{self.required_alignment}"
+        if self.required_alignment != self.columns:
+            name += f"_a{self.required_alignment}"
+        if self.kind == "long":
             if self.holds_ape:
                 name += "_ape"
         return name
@@ -134,13 +136,15 @@ class Variant:
     @property
     def module(self) -> str:
         """The file of aot/kernels that holds the kernel."""
-        return f"{self.operation}_long" if self.kind == "long" else self.operation
+        return f"{self.operation}_{self.kind}" if self.kind in OWN_MODULES else self.operation
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the kernel's parameters, in order."""
         return OPERATION_PARAMETERS[self.operation]
 
+
+OWN_MODULES = ("long", "buffered")
 
 FORWARD_THREADS = 128
 BACKWARD_THREADS = 256
@@ -149,6 +153,7 @@ FINISH_BLOCKS = ((32, 512), (64, 256), (256, 256))
 
 # Windows that a thread holds in registers, and the ratio of those that a block's warps share.
 SHORT_WINDOWS = tuple((ratio, coff) for ratio in (2, 4) for coff in (1, 2))
+BUFFERED_WINDOWS = ((4, 2),)  # of the short ones
 LONG_RATIO = 128
 
 
@@ -195,6 +200,21 @@ _LONG = (
     _long("backward", 2, 1, 256, batch=16, min_blocks=1, dynamic_shared=72_704),
 )  # fmt: skip
 
+
+def _buffered(ratio: int, coff: int, columns: int, threads: int) -> Variant:
+    positions, tile = ratio * coff, 32 * columns
+    # Of fp32: the APE, zeros for what a first block lacks; of int32: a thread's two prefixes.
+    words = (2 * positions - ratio) * tile + 2 * threads
+    # Of bf16, two rows of each warp: kv and score at every position, and grad_out.
+    elements = threads // 32 * 2 * (2 * positions + 1) * tile
+    return Variant(
+        "backward", ratio, coff, "bf16", columns, threads, 512 // threads, kind="buffered",
+        alignment=8, dynamic_shared=4 * words + 2 * elements,
+        # Elsewhere the compiler cannot fit the widest window into a block's registers.
+        architectures=(90,) if positions * columns == 32 else ARCHITECTURES,
+    )  # fmt: skip
+
+
 VARIANTS: tuple[Variant, ...] = (
     *(
         Variant(
@@ -220,6 +240,11 @@ VARIANTS: tuple[Variant, ...] = (
         )
         for ratio, coff in SHORT_WINDOWS
         for columns in (1, 2, 4)
+    ),
+    *(
+        _buffered(ratio, coff, columns, threads)
+        for ratio, coff in BUFFERED_WINDOWS
+        for columns, threads in ((2, 256), (4, 512))
     ),
     *_LONG,
     *(

@@ -82,13 +82,13 @@ def _check_variants(variants: list[VariantRecord]) -> bool:
 def _segments(variant: VariantRecord) -> list[int]:
     """Lengths that leave tails; long windows get few rows, since their reference is slow."""
     ratio = variant["ratio"]
-    if variant["kind"] == "short":
+    if variant["kind"] != "long":
         return SEGMENTS
     return [0, 2 * ratio + 44, 1, ratio, 5 * ratio + 3, 0, ratio // 2, 3 * ratio + 77]
 
 
 def _head_dims(variant: VariantRecord) -> tuple[int, ...]:
     """For short windows one narrow and one wide that the variant serves, for long ones theirs."""
-    if variant["kind"] == "short":
+    if variant["kind"] != "long":
         return variant["alignment"] * 3, variant["alignment"] * 37
     return 128, 512

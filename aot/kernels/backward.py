@@ -9,6 +9,8 @@ zeros of tokens outside all blocks.
 Every product and sum of the gradients is R's own: they equal R bit for bit.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cutlass
@@ -90,17 +92,17 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         tile_row = Uint32(group) * row_lanes
         warp_offset = Uint32((thread & -WARP) >> lanes_log2)
         parked = Parked.allocate(threads)
-        parked.start(pack, _warp_row(tile_row + warp_offset, rows))
+        parked.start(pack, warp_row(tile_row + warp_offset, rows))
         while tile_row < Uint32(end):
             own = tile_row + row_lane < Uint32(end)
             row = Int32(min(tile_row + row_lane, Uint32(end - 1)))
-            sought = _warp_row(tile_row + warp_offset, rows)
+            sought = warp_row(tile_row + warp_offset, rows)
             token, first, last = find_row(
                 pack, row, sought, lanes_log2 < LOG2_WARP, parked.glanced(pack, sought), end,
                 window.ratio,
             )  # fmt: skip
             tile_row = tile_row + Uint32(groups) * row_lanes
-            parked.start(pack, _warp_row(tile_row + warp_offset, rows))
+            parked.start(pack, warp_row(tile_row + warp_offset, rows))
             if cutlass.const_expr(window.coff == 2):
                 # No next block pools the first half of a last block's columns.
                 unpooled = own & ((last != 0) | (row + 1 >= end))
@@ -114,8 +116,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             scores = window.scores(score_words, table.read(shared, column_lane, first))
             values = window.values(kv_words)
             grads = bf16.unpack(grad_word, window.columns)
-            to_kv, to_score = _differentiate_row(
-                window, scores, values, grads, first, own, previous, sums
+            to_kv, to_score = differentiate_row(
+                window, scores, values, grads, first, partial(_add, window, sums, own, previous)
             )
             window.store(grad_kv, token, head_dim, column, own, previous, to_kv)
             window.store(grad_score, token, head_dim, column, own, previous, to_score)
@@ -131,26 +133,24 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     return launchable(backward, variant)
 
 
-def _warp_row(wanted: Uint32, rows: Int32) -> Int32:
+def warp_row(wanted: Uint32, rows: Int32) -> Int32:
     """The row that a warp looks for: the wanted one, or the last of the call's `rows`."""
     last = Uint32(rows - 1)
     return Int32(select(wanted < last, wanted, last))
 
 
-def _differentiate_row(
+def differentiate_row(
     window: Window,
     scores: list,
     values: list,
     grads: list[Float32],
     first: Int32,
-    own: Boolean,
-    previous: Boolean,
-    sums: cute.Tensor,
+    add: Callable[[int, int, Float32], None],
 ) -> tuple[list, list]:
     """(gradients of kv, gradients of score) as [position][pair of columns] words of bf16.
 
-    Adds the latter, unrounded, to `sums` where the position exists. Columns go two at a time and
-    are rounded at once, so that few fp32 gradients are alive together.
+    Gives the latter, unrounded, to `add`, with their position and column. Columns go two at a time
+    and are rounded at once, so that few fp32 gradients are alive together.
     """
     to_kv: list[list] = [[] for _ in range(window.positions)]
     to_score: list[list] = [[] for _ in range(window.positions)]
@@ -167,10 +167,24 @@ def _differentiate_row(
         for k in range(window.positions):
             to_kv[k].append(bf16.pack([of_kv[k] for of_kv, _ in pair]))
             to_score[k].append(bf16.pack([of_score[k] for _, of_score in pair]))
-            exists = previous if window.previous(k) else own
             for v, (_, of_score) in zip(columns, pair, strict=True):
-                sums[k, v] = select(exists, sums[k, v] + of_score[k], sums[k, v])
+                add(k, v, of_score[k])
     return to_kv, to_score
+
+
+def _add(
+    window: Window,
+    sums: cute.Tensor,
+    own: Boolean,
+    previous: Boolean,
+    position: int,
+    column: int,
+    addend: Float32,
+) -> None:
+    """Adds to the sum of a position that exists."""
+    exists = previous if window.previous(position) else own
+    total = sums[position, column]
+    sums[position, column] = select(exists, total + addend, total)
 
 
 def _differentiate(probabilities: list, values: list, grad: Float32) -> tuple[list, list]:

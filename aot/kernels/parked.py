@@ -34,10 +34,13 @@ class Parked:
         copy_async(self.base + (self.threads + thread), pack.cu_seqlens + index, 4)
         arch.cp_async_commit_group()
 
-    def glanced(self, pack: Pack, row: Int32) -> tuple[Int32, Int32, Int32]:
-        """What `pack.glance` returns, of the row last started. Waits for it."""
+    def glanced(self, pack: Pack, row: Int32, younger: int = 0) -> tuple[Int32, Int32, Int32]:
+        """What `pack.glance` returns, of the row last started. Waits for it.
+
+        younger: groups of copies that were started since then, for which it does not wait.
+        """
         thread, _, _ = arch.thread_idx()
-        arch.cp_async_wait_group(0)
+        arch.cp_async_wait_group(younger)
         prefix = arch.load(self.base + thread, Int32, ss="cta")
         other = arch.load(self.base + (self.threads + thread), Int32, ss="cta")
         return guess(pack.segments, row, pack.rows), prefix, other

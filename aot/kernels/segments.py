@@ -163,32 +163,72 @@ def find_row(
 ) -> tuple[Int32, Int32, Int32]:
     """Where a row's block starts: its first token, and whether it is its segment's first, last.
 
-    row: this lane's row. warp_row: the least of its warp's rows, and `glanced` what
-    `pack.glance` says of it. several: whether the warp's rows differ.
-    The block [token, token + ratio) and, unless first, the one before it lie inside [0, tokens)
-    even for malformed prefixes. A row of padding is the pack's start, as a first block.
+    As `find_segment`, and `place` of what that returns. A row of padding is the pack's start, as a
+    first block.
     """
     token = Int32(0)
     first = Int32(1)
     last = Int32(1)
     if pack.segments > 0:
-        rows, tokens = pack.cu_seqlens_comp, pack.cu_seqlens
-        begin, prefix, other = glanced
-        found, begin, prefix, other = settle(
-            rows, tokens, pack.segments, warp_row, begin, prefix, other
-        )
-        segment_row = arch.shuffle_sync(prefix, found)
-        segment_token = arch.shuffle_sync(other, found)
-        end = arch.shuffle_sync(prefix, min(found + 1, WARP - 1))
-        if several:
-            segment = min(begin + found, pack.segments - 1)
-            segment = gallop(rows, pack.segments, segment, row)
-            segment_row = arch.load(rows + segment, Int32)
-            segment_token = arch.load(tokens + segment, Int32)
-            end = arch.load(rows + (segment + 1), Int32)
-        index = row - segment_row
-        token = max(min(segment_token + index * ratio, pack.tokens - ratio), 0)
-        first = Int32((index <= 0) | (token < ratio))
-        last = Int32(row + 1 >= end)
+        segment = _find_segment(pack, row, warp_row, several, glanced)
+        token, first, last = place(pack, row, *segment, ratio)
     padding = row >= real_rows
     return select(padding, Int32(0), token), select(padding, Int32(1), first), last
+
+
+@cute.jit
+def find_segment(
+    pack: Pack, row: Int32, warp_row: Int32, several: Boolean, glanced: tuple
+) -> tuple[Int32, Int32, Int32]:
+    """A row's segment: its first row, its first token, and the first row behind it.
+
+    row: this lane's row. warp_row: the least of its warp's rows, and `glanced` what
+    `pack.glance` says of it. several: whether the warp's rows differ.
+    """
+    segment_row, segment_token, end = row, Int32(0), Int32(0)
+    if pack.segments > 0:
+        segment_row, segment_token, end = _find_segment(pack, row, warp_row, several, glanced)
+    return segment_row, segment_token, end
+
+
+@cute.jit
+def _find_segment(
+    pack: Pack, row: Int32, warp_row: Int32, several: Boolean, glanced: tuple
+) -> tuple[Int32, Int32, Int32]:
+    """As `find_segment`, where there are segments."""
+    rows, tokens = pack.cu_seqlens_comp, pack.cu_seqlens
+    begin, prefix, other = glanced
+    found, begin, prefix, other = settle(
+        rows, tokens, pack.segments, warp_row, begin, prefix, other
+    )
+    segment_row = arch.shuffle_sync(prefix, found)
+    segment_token = arch.shuffle_sync(other, found)
+    end = arch.shuffle_sync(prefix, min(found + 1, WARP - 1))
+    if several:
+        segment = min(begin + found, pack.segments - 1)
+        segment = gallop(rows, pack.segments, segment, row)
+        segment_row = arch.load(rows + segment, Int32)
+        segment_token = arch.load(tokens + segment, Int32)
+        end = arch.load(rows + (segment + 1), Int32)
+    return segment_row, segment_token, end
+
+
+@cute.jit
+def place(
+    pack: Pack,
+    row: Int32,
+    segment_row: Int32,
+    segment_token: Int32,
+    segment_end: Int32,
+    ratio: cutlass.Constexpr,
+) -> tuple[Int32, Int32, Int32]:
+    """(first token, whether first, whether last) of a row's block in a segment.
+
+    The block [token, token + ratio) and, unless first, the one before it lie inside [0, tokens)
+    whatever the segment.
+    """
+    index = row - segment_row
+    token = max(min(segment_token + index * ratio, pack.tokens - ratio), 0)
+    first = Int32((index <= 0) | (token < ratio))
+    last = Int32(row + 1 >= segment_end)
+    return token, first, last

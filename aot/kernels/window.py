@@ -117,13 +117,13 @@ class Window:
         """Writes words[position] where the position's half exists for this thread."""
         base, back = self._places(tensor, token, head_dim, column)
         joined = [bf16.join(parts) for parts in words]
-        _store_rows(own, base, tensor.stride, joined[-self.ratio :])
+        store_rows(own, base, tensor.stride, joined[-self.ratio :])
         if cutlass.const_expr(self.coff == 2):
-            _store_rows(previous, base - back, tensor.stride, joined[: self.ratio])
+            store_rows(previous, base - back, tensor.stride, joined[: self.ratio])
 
     def zero_first_half(self, tensor: Matrix, token: Int32, column: Int32, wanted: Boolean) -> None:
         """Writes zeros to a block's own tokens in the columns that the next block pools."""
-        _store_rows(
+        store_rows(
             wanted,
             tensor.at(token, column),
             tensor.stride,
@@ -159,7 +159,8 @@ class Window:
 
 
 @cute.jit
-def _store_rows(exists: Boolean, base: cute.Pointer, stride: Int64, words: list) -> None:
+def store_rows(exists: Boolean, base: cute.Pointer, stride: Int64, words: list) -> None:
+    """Writes words[k] k strides behind the base, if there is anything to write."""
     if exists:
         for k in cutlass.range_constexpr(len(words)):
             arch.store(base + k * stride, words[k])

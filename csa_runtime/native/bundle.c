@@ -38,7 +38,7 @@ static const char *bad_variant(const struct csa_variant *v) {
       return "bad column count";
     return NULL;
   }
-  if (v->kind != CSA_SHORT && v->kind != CSA_LONG) return "bad kind";
+  if (v->kind < CSA_SHORT || v->kind > CSA_BUFFERED) return "bad kind";
   if (v->ratio < 1 || v->ratio > MAX_RATIO || v->coff < 1 || v->coff > 2) return "bad window";
   if (v->dtype < CSA_DTYPE_BF16 || v->dtype > CSA_DTYPE_FP32) return "unknown dtype";
   if (!power_of_two(v->columns) || v->columns > 16) return "bad column count";
@@ -57,7 +57,8 @@ static const char *bad_schedule(const struct csa_bundle *bundle, const struct cs
     return "its variant is of another family";
   if (s->lanes_log2 < 0 || s->lanes_log2 > 10 || 1 << s->lanes_log2 > v->threads)
     return "bad lanes_log2";
-  if (v->kind == CSA_LONG && s->lanes_log2 != WARP_LOG2) return "bad lanes_log2";
+  if (v->kind != CSA_SHORT && v->kind != CSA_NO_WINDOW && s->lanes_log2 != WARP_LOG2)
+    return "bad lanes_log2";
   if (s->ctas < 0 || s->ctas > MAX_CTAS || s->fill_ctas < 0 || s->fill_ctas > MAX_CTAS)
     return "bad CTA count";
   if ((s->operation == CSA_BACKWARD) != (s->ctas > 0)) return "only backward has CTAs";

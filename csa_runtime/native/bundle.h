@@ -11,8 +11,9 @@
 enum { CSA_BUNDLE_SCHEMA = 2, CSA_MAX_PARAMETERS = 24, CSA_MAX_FAMILIES = 128 };
 enum csa_operation { CSA_FORWARD = 1, CSA_BACKWARD = 2, CSA_FINISH = 3 };
 
-/* Short: a thread holds a row's whole window. Long: a block's warps share it. */
-enum csa_kind { CSA_NO_WINDOW = 0, CSA_SHORT = 1, CSA_LONG = 2 };
+/* Short: a thread holds a row's whole window. Long: a block's warps share it. Buffered: as short,
+ * but a warp takes one row at a time. */
+enum csa_kind { CSA_NO_WINDOW = 0, CSA_SHORT = 1, CSA_LONG = 2, CSA_BUFFERED = 3 };
 
 /* Kernel parameters. The numbers are part of the format: append, never renumber. */
 enum csa_parameter {

@@ -44,6 +44,11 @@ static bool aligned(const struct alignment *alignment, const struct csa_variant 
          (alignment->ape & (uintptr_t)(ape_alignment(v) - 1)) == 0;
 }
 
+/* Rows narrower than a warp would leave lanes of a buffered variant idle; it serves them forced. */
+static bool fills_warps(const struct csa_variant *v, const csa_args *a) {
+  return v->kind != CSA_BUFFERED || a->head_dim >= 32 * v->columns;
+}
+
 static bool of_family(const struct csa_variant *v, const struct csa_family *f) {
   return v->operation == f->operation && v->ratio == f->ratio && v->coff == f->coff &&
          v->dtype == f->dtype;
@@ -69,9 +74,10 @@ static bool within(const struct csa_schedule *row, int64_t elements) {
 /* Whether the device and the size let a row serve the problem, whatever its alignment. */
 static bool fits(const struct csa_bundle *bundle, const struct csa_target *target,
                  const struct csa_schedule *row, const csa_args *a, struct csa_layout *layout) {
-  return within(row, a->rows * a->head_dim) &&
+  const struct csa_variant *v = &bundle->variants[row->variant];
+  return within(row, a->rows * a->head_dim) && fills_warps(v, a) &&
          csa_target_shared_bytes(bundle, target, row->variant) <= target->shared_limit &&
-         csa_lay_out(&bundle->variants[row->variant], row, a, layout);
+         csa_lay_out(v, row, a, layout);
 }
 
 /* Of the variants that fit, the one that asks for the least alignment, or NULL. */

@@ -21,6 +21,9 @@ bool csa_lay_out(const struct csa_variant *v, const struct csa_schedule *row, co
   if (v->kind == CSA_LONG) { /* a warp along the columns; the warps share each row's window */
     l.column_tiles = ceil_shift(column_threads, l.lanes_log2);
     l.row_blocks = a->rows;
+  } else if (v->kind == CSA_BUFFERED) { /* a warp along the columns; each takes a row */
+    l.column_tiles = ceil_shift(column_threads, l.lanes_log2);
+    l.row_blocks = ceil_shift(a->rows, threads_log2 - l.lanes_log2);
   } else {
     l.lanes_log2 = (int32_t)least(l.lanes_log2, ceil_log2(column_threads));
     l.lanes_log2 = (int32_t)most(l.lanes_log2, log2_of(v->rows)); /* a warp has 32 rows at most */

@@ -16,7 +16,8 @@ static inline const char *csa_dtype_name(int32_t dtype) {
 }
 
 static inline const char *csa_kind_name(int32_t kind) {
-  return kind == CSA_SHORT ? "short" : kind == CSA_LONG ? "long" : "finish";
+  static const char *const NAMES[] = {"finish", "short", "long", "buffered"};
+  return NAMES[kind >= CSA_NO_WINDOW && kind <= CSA_BUFFERED ? kind : CSA_NO_WINDOW];
 }
 
 #endif

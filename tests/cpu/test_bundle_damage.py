@@ -106,7 +106,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         "too many parameters",
     ),
     "unknown parameter": (lambda b: with_record(b, "variants", 0, 104, b"\x1d"), "does not know"),
-    "unknown kind": (lambda b: with_record(b, "variants", 0, 96, word(3)), "bad kind"),
+    "unknown kind": (lambda b: with_record(b, "variants", 0, 96, word(4)), "bad kind"),
     "a window of no kind": (lambda b: with_record(b, "variants", 0, 96, word(0)), "bad kind"),
     "a reduction with a window": (
         lambda b: with_record(b, "variants", REDUCE, 68, word(4)),

@@ -25,7 +25,9 @@ WIDEST = 65535 * 32  # threads along the columns of the widest grid
 
 
 def change(table: dict[str, Any]) -> None:
-    """Wide variants of ratio 4, coff 2 become long ones; one variant loses its schedules."""
+    """Wide variants of ratio 4, coff 2 become long ones; a few lose their schedules."""
+    dropped = {v["name"] for v in table["variants"] if v["rows"] > 1 or v["kind"] == "buffered"}
+    dropped.add(UNSCHEDULED)
     long = set()
     for variant in table["variants"]:
         if (variant["ratio"], variant["coff"]) == (4, 2) and variant["columns"] > 1:
@@ -36,7 +38,6 @@ def change(table: dict[str, Any]) -> None:
     for row in table["schedules"]:
         if row["variant"] in long:
             row["lanes_log2"] = 5
-    dropped = {v["name"] for v in table["variants"] if v["rows"] > 1} | {UNSCHEDULED}
     table["schedules"] = [r for r in table["schedules"] if r["variant"] not in dropped]
 
 

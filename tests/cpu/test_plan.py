@@ -110,7 +110,7 @@ def test_stride_of_a_single_row_does_not_narrow_the_variant() -> None:
 
 @pytest.mark.parametrize("operation", CALLS)
 def test_a_schedule_serves_up_to_its_largest_problem(operation: str) -> None:
-    head_dim = 16
+    head_dim = 128
     for row in TABLE["schedules"]:
         if row["operation"] != operation or row["max_elements"] < 0:
             continue
@@ -119,6 +119,18 @@ def test_a_schedule_serves_up_to_its_largest_problem(operation: str) -> None:
             tokens = min(row["ratio"] * rows, 2**31 - 1)
             call = CALLS[operation](row["ratio"], row["coff"], head_dim, tokens, rows)
             agree(operation, call, row["arch"])
+
+
+@pytest.mark.parametrize("rows", [3, 2000, 9000])
+def test_narrow_heads_get_a_buffered_variant_only_by_name(rows: int) -> None:
+    buffered = [v["name"] for v in TABLE["variants"] if v["kind"] == "buffered"]
+    for head_dim in (8, 56, 64, 120, 128, 8_388_480):
+        call = backward(4, 2, head_dim, 4 * rows, rows)
+        chosen = BY_NAME[agree("backward", call)["variant"]]
+        assert chosen["kind"] == "short" or head_dim >= 32 * chosen["columns"]
+        for name in buffered:
+            assert agree("backward", call, variant=name)["lanes_log2"] == 5
+    assert buffered
 
 
 def test_what_finishes_goes_by_the_planes_elements() -> None:

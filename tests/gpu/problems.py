@@ -83,6 +83,8 @@ def packings(ratio: int) -> tuple[Packing, ...]:
         packing("tails", r, [2 * r + r - 1, r + 1, 4 * r + 1]),
         packing("padding_rows_and_tokens", r, [3 * r, 2 * r + 1], after=2 * r + 3, extra_rows=5),
         packing("starts_after_zero", r, [4 * r, 2 * r], start=r + 1, after=1, extra_rows=2),
+        # As many tokens as rows would fill without tails.
+        packing("padding_rows_for_tails", r, [40 * r] + [40 * r + r // 2] * 2, extra_rows=1),
         packing("fewer_rows_than_fit", r, [5 * r, r, 6 * r + 1], drop=1),
         packing("real_rows_beyond_capacity", r, [5 * r, 3 * r, 4 * r], rows=7),
         packing("no_rows_asked", r, [5 * r, 3 * r], rows=0),

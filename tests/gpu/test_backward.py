@@ -166,6 +166,25 @@ def test_padding_rows_ignore_their_gradient_nan_included(ratio: int, coff: int) 
     check(p, gate=True)
 
 
+@pytest.mark.parametrize("head_dim", [6, 8, 128, 512])
+@pytest.mark.parametrize("ratio", [2, 4])
+def test_first_blocks_do_not_read_the_previous_halfs_ape(ratio: int, head_dim: int) -> None:
+    for name in ("random", "padding_rows_for_tails"):
+        p = harness.problem(problems.named_packing(name, ratio), ratio, 2, head_dim)
+        p.given.ape[:, :head_dim:2] = torch.nan
+        check(p)
+
+
+@pytest.mark.parametrize("tokens", [65_536, 65_536 + 9])
+@pytest.mark.parametrize("head_dim", [64, 128, 200, 512])
+def test_many_rows_a_warp_of_one_segment(head_dim: int, tokens: int) -> None:
+    """Whether or not the first ones are where rows without tails would be."""
+    for ratio, coff in problems.CONFIGS:
+        lengths = [tokens // (coff * head_dim // 64)]
+        packing = problems.packing("one_long", ratio, lengths, start=tokens % ratio)
+        check(harness.problem(packing, ratio, coff, head_dim), gate=True)
+
+
 @CONFIGS
 @pytest.mark.parametrize("name", ["random", "no_rows_asked"])
 def test_accumulate_adds_the_sum_once(name: str, ratio: int, coff: int) -> None:

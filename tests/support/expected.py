@@ -75,6 +75,8 @@ def columns_layout(
     wide, threads = up(head_dim, variant["columns"]), variant["threads"]
     if variant["kind"] == "long":
         return 5, up(wide, 32), 1
+    if variant["kind"] == "buffered":
+        return 5, up(wide, 32), threads // 32
     rows_log2 = (variant["rows"] - 1).bit_length()
     log2 = max(min(row["lanes_log2"], (wide - 1).bit_length()), rows_log2)
     while up(wide, 1 << log2) > GRID_Y_MAX and 1 << log2 < threads:
@@ -114,6 +116,9 @@ def choose(
     for row, variant in scheduled(table, family, arch, limit, elements):
         if forced not in (None, row["variant"]):
             continue
+        if variant["kind"] == "buffered" and call["head_dim"] < 32 * variant["columns"]:
+            if not forced:
+                continue
         tiles = columns_layout(row, variant, call["head_dim"])[1]
         if fits(operation, call, variant) and (row["ctas"] or tiles <= GRID_Y_MAX):
             return row, variant
