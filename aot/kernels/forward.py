@@ -2,21 +2,22 @@
 """Forward for windows that fit in registers: a thread pools a few columns, of a row at a time.
 
 All loads of a window are issued before the first use. Where a thread has one row they go to
-addresses that are valid for every thread, so that no branch stands between the search and them.
+addresses that are valid for every thread, so that no branch stands between the search and them; and
+where the pack's sizes alone say where its block should lie they do not wait for the search.
 """
 
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import bf16
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
 from aot.kernels.pooling import pool
-from aot.kernels.segments import LOG2_WARP, WARP, Pack, find_row
+from aot.kernels.segments import LOG2_WARP, WARP, Pack, find_row, find_row_at_once
 from aot.kernels.window import Window
 from aot.variants import Variant
 
@@ -59,14 +60,11 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         warp_row = min(block_row + Uint32((thread & -WARP) >> lanes_log2) * each, last_row)
         active_columns = wanted_column < head_dim
         if cutlass.const_expr(each == 1):
-            bias = window.load_ape(ape, head_dim, column)
             row, warp_row = Int32(min(wanted_row, last_row)), Int32(warp_row)
             several = lanes_log2 < LOG2_WARP
-            token, first, _ = find_row(
-                pack, row, warp_row, several, pack.glance(warp_row), pack.real_rows(), window.ratio
+            first, kv_words, score_words, bias = _load_window(
+                window, variant, pack, row, warp_row, several, kv, score, ape, head_dim, column
             )
-            kv_words = window.load(kv, token, first, head_dim, column, variant.once)
-            score_words = window.load(score, token, first, head_dim, column, variant.once)
             word = _pool_row(window, first, kv_words, score_words, bias)
             if (wanted_row <= last_row) & active_columns:
                 arch.store(out.at(row, column), word)
@@ -77,6 +75,50 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             )  # fmt: skip
 
     return launchable(forward, variant)
+
+
+@cute.jit
+def _load_window(
+    window: cutlass.Constexpr,
+    variant: cutlass.Constexpr,
+    pack: Pack,
+    row: Int32,
+    warp_row: Int32,
+    several: Boolean,
+    kv: Matrix,
+    score: Matrix,
+    ape: cute.Pointer,
+    head_dim: Int32,
+    column: Int32,
+) -> tuple[Int32, list, list, list]:
+    """A row's (first, kv words, score words, APE); the first block's previous half is junk.
+
+    Of few segments, an early variant has its loads on their way from where `Pack.presumable` lets
+    the block lie before the row is looked up, and loads again if it does not lie there. In all
+    other cases it waits for the row to be found.
+    """
+    once, ratio = variant.once, window.ratio
+    kv_words, score_words = window.registers(), window.registers()
+    bias = cute.make_rmem_tensor((window.positions, window.columns), Float32)
+    first = Int32(1)
+    if (not variant.early) | several | (pack.segments >= WARP) | (pack.segments < 1):
+        window.fill_bias(bias, ape, head_dim, column)
+        glanced, real_rows = pack.glance(warp_row), pack.real_rows()
+        token, first, _ = find_row(pack, row, warp_row, several, glanced, real_rows, ratio)
+        window.fill(kv_words, kv, token, first, head_dim, column, once)
+        window.fill(score_words, score, token, first, head_dim, column, once)
+    else:
+        presumed = Int32(-1)
+        if pack.presumable(ratio, window.coff):
+            presumed, alone = row * ratio, Int32(row == 0)
+            window.fill(kv_words, kv, Uint32(presumed), alone, head_dim, column, once)
+            window.fill(score_words, score, Uint32(presumed), alone, head_dim, column, once)
+        window.fill_bias(bias, ape, head_dim, column)
+        token, first = find_row_at_once(pack, row, ratio)
+        if token != presumed:
+            window.fill(kv_words, kv, token, first, head_dim, column, once)
+            window.fill(score_words, score, token, first, head_dim, column, once)
+    return first, window.words(kv_words), window.words(score_words), window.as_lists(bias)
 
 
 @cute.jit

@@ -62,6 +62,28 @@ class Window:
             previous = own - select(first != 0, Int64(0), back)
         return self._load(range(self.positions), own, previous, tensor.stride, once)
 
+    def registers(self) -> cute.Tensor:
+        """Room for a window's words, of no value yet."""
+        return cute.make_rmem_tensor((self.positions,), bf16.WORD[self.columns])
+
+    def words(self, registers: cute.Tensor) -> list:
+        """What `registers` hold, by position."""
+        return [registers[k] for k in range(self.positions)]
+
+    def fill(
+        self,
+        registers: cute.Tensor,
+        tensor: Matrix,
+        token: Int32,
+        first: Int32,
+        head_dim: Int32,
+        column: Int32,
+        once: bool,
+    ) -> None:
+        """As `load`, into `registers`."""
+        for position, word in enumerate(self.load(tensor, token, first, head_dim, column, once)):
+            registers[position] = word
+
     def load_some(
         self,
         positions: range,
@@ -130,14 +152,27 @@ class Window:
             [bf16.WORD[self.columns](0)] * self.ratio,
         )
 
-    def load_ape(self, ape: cute.Pointer, head_dim: Int32, column: Int32) -> list:
-        """The window's APE, [position][column] fp32; zeros without an APE."""
+    def load_ape(
+        self, ape: cute.Pointer, head_dim: Int32, column: Int32, pinned: bool = False
+    ) -> list:
+        """The window's APE, [position][column] fp32; zeros without an APE.
+
+        pinned: whether the loads stay where they stand.
+        """
 
         def address(position: int) -> cute.Pointer:
             row = ape + (position % self.ratio) * (Int64(head_dim) * self.coff)
             return row + self.column(position, head_dim, column)
 
-        return load_ape(ape, address, self.positions, self.columns)
+        return load_ape(ape, address, self.positions, self.columns, pinned)
+
+    def fill_bias(
+        self, table: cute.Tensor, ape: cute.Pointer, head_dim: Int32, column: Int32
+    ) -> None:
+        """As `load_ape`, into a (positions, columns) register tensor."""
+        for k, row in enumerate(self.load_ape(ape, head_dim, column, pinned=True)):
+            for v, value in enumerate(row):
+                table[k, v] = value
 
     def as_lists(self, registers: cute.Tensor) -> list:
         """A (positions, columns) register tensor as [position][column]."""
