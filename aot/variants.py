@@ -161,7 +161,7 @@ def _forward_blocks(ratio: int, coff: int, columns: int) -> int:
 
 
 def _forward_early(ratio: int, coff: int, columns: int) -> bool:
-    # Where a multiprocessor then holds as many blocks as without it.
+    # Where a multiprocessor of sm_90 holds as many blocks with it as without.
     return columns == 2 or ratio * coff * columns == 32
 
 

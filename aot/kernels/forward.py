@@ -105,19 +105,21 @@ def _load_window(
         window.fill_bias(bias, ape, head_dim, column)
         glanced, real_rows = pack.glance(warp_row), pack.real_rows()
         token, first, _ = find_row(pack, row, warp_row, several, glanced, real_rows, ratio)
-        window.fill(kv_words, kv, token, first, head_dim, column, once)
-        window.fill(score_words, score, token, first, head_dim, column, once)
+        window.put(kv_words, window.load(kv, token, first, head_dim, column, once))
+        window.put(score_words, window.load(score, token, first, head_dim, column, once))
     else:
         presumed = Int32(-1)
         if pack.presumable(ratio, window.coff):
-            presumed, alone = row * ratio, Int32(row == 0)
-            window.fill(kv_words, kv, Uint32(presumed), alone, head_dim, column, once)
-            window.fill(score_words, score, Uint32(presumed), alone, head_dim, column, once)
+            presumed = row * ratio
+            # The pack's first block has none before it. Its own tokens do as well.
+            halves = Uint32(presumed), Uint32(max(row - 1, 0) * ratio)
+            window.put(kv_words, window.load_from(kv, *halves, head_dim, column, once))
+            window.put(score_words, window.load_from(score, *halves, head_dim, column, once))
         window.fill_bias(bias, ape, head_dim, column)
         token, first = find_row_at_once(pack, row, ratio)
         if token != presumed:
-            window.fill(kv_words, kv, token, first, head_dim, column, once)
-            window.fill(score_words, score, token, first, head_dim, column, once)
+            window.put(kv_words, window.load(kv, token, first, head_dim, column, once))
+            window.put(score_words, window.load(score, token, first, head_dim, column, once))
     return first, window.words(kv_words), window.words(score_words), window.as_lists(bias)
 
 

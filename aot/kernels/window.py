@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import bf16
@@ -70,19 +70,24 @@ class Window:
         """What `registers` hold, by position."""
         return [registers[k] for k in range(self.positions)]
 
-    def fill(
+    def put(self, registers: cute.Tensor, words: list) -> None:
+        """Makes `registers` hold words[position]."""
+        for position, word in enumerate(words):
+            registers[position] = word
+
+    def load_from(
         self,
-        registers: cute.Tensor,
         tensor: Matrix,
-        token: Int32,
-        first: Int32,
+        token: Uint32,
+        previous: Uint32,
         head_dim: Int32,
         column: Int32,
         once: bool,
-    ) -> None:
-        """As `load`, into `registers`."""
-        for position, word in enumerate(self.load(tensor, token, first, head_dim, column, once)):
-            registers[position] = word
+    ) -> list:
+        """As `load`, of halves that start at these tokens."""
+        own = tensor.at(token, self.column(self.positions - 1, head_dim, column))
+        back = tensor.at(previous, column)
+        return self._load(range(self.positions), own, back, tensor.stride, once)
 
     def load_some(
         self,
