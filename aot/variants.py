@@ -161,8 +161,7 @@ def _forward_blocks(ratio: int, coff: int, columns: int) -> int:
 
 
 def _forward_early(ratio: int, coff: int, columns: int) -> bool:
-    # Where a multiprocessor of sm_90 holds as many blocks with it as without.
-    return columns == 2 or ratio * coff * columns == 32
+    return ratio == 4 and (columns == 2 or coff * columns == 8)
 
 
 def _backward_blocks(ratio: int, coff: int, columns: int) -> int:
@@ -183,7 +182,7 @@ _LONG = (
     _long("forward", 1, 2, 256, batch=16, min_blocks=3, early=True),
     _long("forward", 1, 1, 512, batch=8, min_blocks=4),
     # For sm_80 the compiler cannot fit it into four blocks' registers.
-    _long("forward", 2, 4, 256, batch=4, min_blocks=4, early=True, architectures=(90, 100, 120)),
+    _long("forward", 2, 4, 256, batch=4, min_blocks=4, architectures=(90, 100, 120)),
     _long("forward", 2, 2, 512, batch=8, min_blocks=2, early=True),
     _long("forward", 2, 1, 512, batch=8),
     # Aligned to 8 elements, rows are copied asynchronously, 16 bytes at a time. A block of sm_120
@@ -218,7 +217,7 @@ VARIANTS: tuple[Variant, ...] = (
             _forward_blocks(ratio, coff, columns), **fields,
         )
         for ratio, coff in SHORT_WINDOWS
-        for columns, fields in ((2, {"once": True, "early": True}), (4, {"rows": 4}))
+        for columns, fields in ((2, {"once": True, "early": ratio == 4}), (4, {"rows": 4}))
     ),
     *(
         Variant(

@@ -101,25 +101,24 @@ def _load_window(
     kv_words, score_words = window.registers(), window.registers()
     bias = cute.make_rmem_tensor((window.positions, window.columns), Float32)
     first = Int32(1)
-    if (not variant.early) | several | (pack.segments >= WARP) | (pack.segments < 1):
+    few = (pack.segments > 0) & (pack.segments < WARP)
+    if variant.early & few & ~several & pack.presumable(ratio, window.coff):
+        presumed = row * ratio
+        # The pack's first block has none before it. Its own tokens do as well.
+        halves = Uint32(presumed), Uint32(max(row - 1, 0) * ratio)
+        window.put(kv_words, window.load_from(kv, *halves, head_dim, column, once))
+        window.put(score_words, window.load_from(score, *halves, head_dim, column, once))
+        window.fill_bias(bias, ape, head_dim, column, pinned=True)
+        token, first = find_row_at_once(pack, row, ratio)
+        if token != presumed:
+            window.put(kv_words, window.load(kv, token, first, head_dim, column, once))
+            window.put(score_words, window.load(score, token, first, head_dim, column, once))
+    else:
         window.fill_bias(bias, ape, head_dim, column)
         glanced, real_rows = pack.glance(warp_row), pack.real_rows()
         token, first, _ = find_row(pack, row, warp_row, several, glanced, real_rows, ratio)
         window.put(kv_words, window.load(kv, token, first, head_dim, column, once))
         window.put(score_words, window.load(score, token, first, head_dim, column, once))
-    else:
-        presumed = Int32(-1)
-        if pack.presumable(ratio, window.coff):
-            presumed = row * ratio
-            # The pack's first block has none before it. Its own tokens do as well.
-            halves = Uint32(presumed), Uint32(max(row - 1, 0) * ratio)
-            window.put(kv_words, window.load_from(kv, *halves, head_dim, column, once))
-            window.put(score_words, window.load_from(score, *halves, head_dim, column, once))
-        window.fill_bias(bias, ape, head_dim, column)
-        token, first = find_row_at_once(pack, row, ratio)
-        if token != presumed:
-            window.put(kv_words, window.load(kv, token, first, head_dim, column, once))
-            window.put(score_words, window.load(score, token, first, head_dim, column, once))
     return first, window.words(kv_words), window.words(score_words), window.as_lists(bias)
 
 

@@ -106,22 +106,21 @@ def _load_first(
     """
     batch = window.registers()
     token, first = Int32(0), Int32(1)
-    if (not early) | (pack.segments >= WARP) | (pack.segments < 1):
-        token, first, _ = find_row(
-            pack, row, row, Boolean(False), pack.glance(row), pack.real_rows(), window.ratio
-        )
-        window.fill(batch, tensors, token, first, warp, column, head_dim)
-    else:
-        presumed, alone = Int32(-1), Int32(row == 0)
-        if pack.presumable(window.ratio, window.coff):
-            presumed = row * window.ratio
-            window.fill(batch, tensors, presumed, alone, warp, column, head_dim)
+    few = (pack.segments > 0) & (pack.segments < WARP)
+    if early & few & pack.presumable(window.ratio, window.coff):
+        presumed, alone = row * window.ratio, Int32(row == 0)
+        window.fill(batch, tensors, presumed, alone, warp, column, head_dim)
         token, first = find_row_at_once(pack, row, window.ratio)
         wrong = token != presumed
         if cutlass.const_expr(window.coff == 2):
             wrong = wrong | (first != alone)
         if wrong:
             window.fill(batch, tensors, token, first, warp, column, head_dim)
+    else:
+        token, first, _ = find_row(
+            pack, row, row, Boolean(False), pack.glance(row), pack.real_rows(), window.ratio
+        )
+        window.fill(batch, tensors, token, first, warp, column, head_dim)
     return token, first, window.words(batch)
 
 

@@ -172,10 +172,15 @@ class Window:
         return load_ape(ape, address, self.positions, self.columns, pinned)
 
     def fill_bias(
-        self, table: cute.Tensor, ape: cute.Pointer, head_dim: Int32, column: Int32
+        self,
+        table: cute.Tensor,
+        ape: cute.Pointer,
+        head_dim: Int32,
+        column: Int32,
+        pinned: bool = False,
     ) -> None:
         """As `load_ape`, into a (positions, columns) register tensor."""
-        for k, row in enumerate(self.load_ape(ape, head_dim, column, pinned=True)):
+        for k, row in enumerate(self.load_ape(ape, head_dim, column, pinned)):
             for v, value in enumerate(row):
                 table[k, v] = value
 
