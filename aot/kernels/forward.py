@@ -10,7 +10,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import bf16
@@ -62,12 +62,17 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         if cutlass.const_expr(each == 1):
             row, warp_row = Int32(min(wanted_row, last_row)), Int32(warp_row)
             several = lanes_log2 < LOG2_WARP
-            first, kv_words, score_words, bias = _load_window(
-                window, variant, pack, row, warp_row, several, kv, score, ape, head_dim, column
-            )
-            word = _pool_row(window, first, kv_words, score_words, bias)
-            if (wanted_row <= last_row) & active_columns:
-                arch.store(out.at(row, column), word)
+            wanted = (wanted_row <= last_row) & active_columns
+            few = (segments > 0) & (segments < WARP)
+            if variant.early & few & ~several & pack.presumable(window.ratio, window.coff):
+                _pool_presumed(
+                    window, variant.once, pack, row, kv, score, ape, out, head_dim, column, wanted
+                )
+            else:
+                _pool_found(
+                    window, variant.once, pack, row, warp_row, several,
+                    kv, score, ape, out, head_dim, column, wanted,
+                )  # fmt: skip
         else:
             _pool_rows(
                 window, each, variant.once, pack, wanted_row, Int32(warp_row), last_row,
@@ -78,9 +83,43 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
 
 
 @cute.jit
-def _load_window(
+def _pool_presumed(
     window: cutlass.Constexpr,
-    variant: cutlass.Constexpr,
+    once: cutlass.Constexpr,
+    pack: Pack,
+    row: Int32,
+    kv: Matrix,
+    score: Matrix,
+    ape: cute.Pointer,
+    out: Matrix,
+    head_dim: Int32,
+    column: Int32,
+    wanted: Boolean,
+) -> None:
+    """Pools a row of few segments, loaded from where its block is presumed to lie.
+
+    It is looked up in the meantime, and loaded again if it does not lie there.
+    """
+    presumed = row * window.ratio
+    # The pack's first block has none before it. Its own tokens do as well.
+    halves = Uint32(presumed), Uint32(max(row - 1, 0) * window.ratio)
+    kv_words, score_words = window.registers(), window.registers()
+    window.put(kv_words, window.load_from(kv, *halves, head_dim, column, once))
+    window.put(score_words, window.load_from(score, *halves, head_dim, column, once))
+    bias = window.load_ape(ape, head_dim, column, pinned=True)
+    token, first = find_row_at_once(pack, row, window.ratio)
+    if token != presumed:
+        window.put(kv_words, window.load(kv, token, first, head_dim, column, once))
+        window.put(score_words, window.load(score, token, first, head_dim, column, once))
+    word = _pool_row(window, first, window.words(kv_words), window.words(score_words), bias)
+    if wanted:
+        arch.store(out.at(row, column), word)
+
+
+@cute.jit
+def _pool_found(
+    window: cutlass.Constexpr,
+    once: cutlass.Constexpr,
     pack: Pack,
     row: Int32,
     warp_row: Int32,
@@ -88,38 +127,20 @@ def _load_window(
     kv: Matrix,
     score: Matrix,
     ape: cute.Pointer,
+    out: Matrix,
     head_dim: Int32,
     column: Int32,
-) -> tuple[Int32, list, list, list]:
-    """A row's (first, kv words, score words, APE); the first block's previous half is junk.
-
-    Of few segments, an early variant has its loads on their way from where `Pack.presumable` lets
-    the block lie before the row is looked up, and loads again if it does not lie there. In all
-    other cases it waits for the row to be found.
-    """
-    once, ratio = variant.once, window.ratio
-    kv_words, score_words = window.registers(), window.registers()
-    bias = cute.make_rmem_tensor((window.positions, window.columns), Float32)
-    first = Int32(1)
-    few = (pack.segments > 0) & (pack.segments < WARP)
-    if variant.early & few & ~several & pack.presumable(ratio, window.coff):
-        presumed = row * ratio
-        # The pack's first block has none before it. Its own tokens do as well.
-        halves = Uint32(presumed), Uint32(max(row - 1, 0) * ratio)
-        window.put(kv_words, window.load_from(kv, *halves, head_dim, column, once))
-        window.put(score_words, window.load_from(score, *halves, head_dim, column, once))
-        window.fill_bias(bias, ape, head_dim, column, pinned=True)
-        token, first = find_row_at_once(pack, row, ratio)
-        if token != presumed:
-            window.put(kv_words, window.load(kv, token, first, head_dim, column, once))
-            window.put(score_words, window.load(score, token, first, head_dim, column, once))
-    else:
-        window.fill_bias(bias, ape, head_dim, column)
-        glanced, real_rows = pack.glance(warp_row), pack.real_rows()
-        token, first, _ = find_row(pack, row, warp_row, several, glanced, real_rows, ratio)
-        window.put(kv_words, window.load(kv, token, first, head_dim, column, once))
-        window.put(score_words, window.load(score, token, first, head_dim, column, once))
-    return first, window.words(kv_words), window.words(score_words), window.as_lists(bias)
+    wanted: Boolean,
+) -> None:
+    """Pools a row once it is found."""
+    bias = window.load_ape(ape, head_dim, column)
+    glanced, real_rows = pack.glance(warp_row), pack.real_rows()
+    token, first, _ = find_row(pack, row, warp_row, several, glanced, real_rows, window.ratio)
+    kv_words = window.load(kv, token, first, head_dim, column, once)
+    score_words = window.load(score, token, first, head_dim, column, once)
+    word = _pool_row(window, first, kv_words, score_words, bias)
+    if wanted:
+        arch.store(out.at(row, column), word)
 
 
 @cute.jit

@@ -171,19 +171,6 @@ class Window:
 
         return load_ape(ape, address, self.positions, self.columns, pinned)
 
-    def fill_bias(
-        self,
-        table: cute.Tensor,
-        ape: cute.Pointer,
-        head_dim: Int32,
-        column: Int32,
-        pinned: bool = False,
-    ) -> None:
-        """As `load_ape`, into a (positions, columns) register tensor."""
-        for k, row in enumerate(self.load_ape(ape, head_dim, column, pinned)):
-            for v, value in enumerate(row):
-                table[k, v] = value
-
     def as_lists(self, registers: cute.Tensor) -> list:
         """A (positions, columns) register tensor as [position][column]."""
         return [[registers[k, v] for v in range(self.columns)] for k in range(self.positions)]
