@@ -87,6 +87,8 @@ class Variant:
     staged: whether gradients pass through shared memory and leave 16 bytes at a time.
     rows: consecutive rows of a thread that holds whole windows, pooled one after another.
     once: whether a window is loaded past the first-level cache.
+    early: whether a forward loads a window from where `Pack.presumable` lets it lie before it has
+    found its row.
     architectures: those it is built for.
     """
 
@@ -105,6 +107,7 @@ class Variant:
     batch: int = 0
     rows: int = 1
     once: bool = False
+    early: bool = False
     reread: int = 0
     staged: bool = False
 
@@ -162,6 +165,10 @@ def _forward_blocks(ratio: int, coff: int, columns: int) -> int:
     return 5 if ratio * coff * columns == 32 else 0
 
 
+def _forward_early(ratio: int, coff: int, columns: int) -> bool:
+    return ratio == 4 and (columns == 2 or coff * columns == 8)
+
+
 def _backward_blocks(ratio: int, coff: int, columns: int) -> int:
     # As many blocks as the registers for a thread's window allow without spilling.
     return 2 if ratio * coff * columns >= 16 else 3
@@ -177,11 +184,11 @@ def _long(operation: str, coff: int, columns: int, threads: int, **fields: Any) 
 
 
 _LONG = (
-    _long("forward", 1, 2, 256, batch=16),
+    _long("forward", 1, 2, 256, batch=16, min_blocks=3, early=True),
     _long("forward", 1, 1, 512, batch=8, min_blocks=4),
     # For sm_80 the compiler cannot fit it into four blocks' registers.
     _long("forward", 2, 4, 256, batch=4, min_blocks=4, architectures=(90, 100, 120)),
-    _long("forward", 2, 2, 512, batch=8, min_blocks=2),
+    _long("forward", 2, 2, 512, batch=8, min_blocks=2, early=True),
     _long("forward", 2, 1, 512, batch=8),
     # Aligned to 8 elements, rows are copied asynchronously, 16 bytes at a time. A block of sm_120
     # has 99 KB of shared memory.
@@ -219,7 +226,7 @@ VARIANTS: tuple[Variant, ...] = (
     *(
         Variant(
             "forward", ratio, coff, "bf16", columns, FORWARD_THREADS,
-            _forward_blocks(ratio, coff, columns),
+            _forward_blocks(ratio, coff, columns), early=_forward_early(ratio, coff, columns),
         )
         for ratio, coff in SHORT_WINDOWS
         for columns in (1, 2, 4)
@@ -230,7 +237,7 @@ VARIANTS: tuple[Variant, ...] = (
             _forward_blocks(ratio, coff, columns), **fields,
         )
         for ratio, coff in SHORT_WINDOWS
-        for columns, fields in ((2, {"once": True}), (4, {"rows": 4}))
+        for columns, fields in ((2, {"once": True, "early": ratio == 4}), (4, {"rows": 4}))
     ),
     *(
         Variant(

@@ -2,7 +2,8 @@
 """Forward for windows that fit in registers: a thread pools a few columns, of a row at a time.
 
 All loads of a window are issued before the first use. Where a thread has one row they go to
-addresses that are valid for every thread, so that no branch stands between the search and them.
+addresses that are valid for every thread, so that no branch stands between the search and them; and
+where the pack's sizes alone say where its block should lie they do not wait for the search.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from aot.kernels import bf16
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
 from aot.kernels.pooling import pool
-from aot.kernels.segments import LOG2_WARP, WARP, Pack, find_row
+from aot.kernels.segments import LOG2_WARP, WARP, Pack, find_row, find_row_at_once
 from aot.kernels.window import Window
 from aot.variants import Variant
 
@@ -59,17 +60,19 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         warp_row = min(block_row + Uint32((thread & -WARP) >> lanes_log2) * each, last_row)
         active_columns = wanted_column < head_dim
         if cutlass.const_expr(each == 1):
-            bias = window.load_ape(ape, head_dim, column)
             row, warp_row = Int32(min(wanted_row, last_row)), Int32(warp_row)
             several = lanes_log2 < LOG2_WARP
-            token, first, _ = find_row(
-                pack, row, warp_row, several, pack.glance(warp_row), pack.real_rows(), window.ratio
-            )
-            kv_words = window.load(kv, token, first, head_dim, column, variant.once)
-            score_words = window.load(score, token, first, head_dim, column, variant.once)
-            word = _pool_row(window, first, kv_words, score_words, bias)
-            if (wanted_row <= last_row) & active_columns:
-                arch.store(out.at(row, column), word)
+            wanted = (wanted_row <= last_row) & active_columns
+            few = (segments > 0) & (segments < WARP)
+            if variant.early & few & ~several & pack.presumable(window.ratio, window.coff):
+                _pool_presumed(
+                    window, variant.once, pack, row, kv, score, ape, out, head_dim, column, wanted
+                )
+            else:
+                _pool_found(
+                    window, variant.once, pack, row, warp_row, several,
+                    kv, score, ape, out, head_dim, column, wanted,
+                )  # fmt: skip
         else:
             _pool_rows(
                 window, each, variant.once, pack, wanted_row, Int32(warp_row), last_row,
@@ -77,6 +80,67 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             )  # fmt: skip
 
     return launchable(forward, variant)
+
+
+@cute.jit
+def _pool_presumed(
+    window: cutlass.Constexpr,
+    once: cutlass.Constexpr,
+    pack: Pack,
+    row: Int32,
+    kv: Matrix,
+    score: Matrix,
+    ape: cute.Pointer,
+    out: Matrix,
+    head_dim: Int32,
+    column: Int32,
+    wanted: Boolean,
+) -> None:
+    """Pools a row of few segments, loaded from where its block is presumed to lie.
+
+    It is looked up in the meantime, and loaded again if it does not lie there.
+    """
+    presumed = row * window.ratio
+    # The pack's first block has none before it. Its own tokens do as well.
+    halves = Uint32(presumed), Uint32(max(row - 1, 0) * window.ratio)
+    kv_words, score_words = window.registers(), window.registers()
+    window.put(kv_words, window.load_from(kv, *halves, head_dim, column, once))
+    window.put(score_words, window.load_from(score, *halves, head_dim, column, once))
+    bias = window.load_ape(ape, head_dim, column, pinned=True)
+    token, first = find_row_at_once(pack, row, window.ratio)
+    if token != presumed:
+        window.put(kv_words, window.load(kv, token, first, head_dim, column, once))
+        window.put(score_words, window.load(score, token, first, head_dim, column, once))
+    word = _pool_row(window, first, window.words(kv_words), window.words(score_words), bias)
+    if wanted:
+        arch.store(out.at(row, column), word)
+
+
+@cute.jit
+def _pool_found(
+    window: cutlass.Constexpr,
+    once: cutlass.Constexpr,
+    pack: Pack,
+    row: Int32,
+    warp_row: Int32,
+    several: Boolean,
+    kv: Matrix,
+    score: Matrix,
+    ape: cute.Pointer,
+    out: Matrix,
+    head_dim: Int32,
+    column: Int32,
+    wanted: Boolean,
+) -> None:
+    """Pools a row once it is found."""
+    bias = window.load_ape(ape, head_dim, column)
+    glanced, real_rows = pack.glance(warp_row), pack.real_rows()
+    token, first, _ = find_row(pack, row, warp_row, several, glanced, real_rows, window.ratio)
+    kv_words = window.load(kv, token, first, head_dim, column, once)
+    score_words = window.load(score, token, first, head_dim, column, once)
+    word = _pool_row(window, first, kv_words, score_words, bias)
+    if wanted:
+        arch.store(out.at(row, column), word)
 
 
 @cute.jit

@@ -17,7 +17,7 @@ from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
-from aot.kernels.segments import WARP, Pack, find_row
+from aot.kernels.segments import WARP, Pack, find_row, find_row_at_once
 from aot.kernels.window_long import LongWindow
 from aot.variants import Variant
 
@@ -52,24 +52,24 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         column = min((column_tile * WARP + lane) * window.columns, head_dim - window.columns)
 
         pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
-        token, first, _ = find_row(
-            pack, row, row, Boolean(False), pack.glance(row), pack.real_rows(), window.ratio
-        )
-
         highest = cute.make_rmem_tensor((window.columns,), Float32)
         total = cute.make_rmem_tensor((window.columns,), Float32)
         pooled = cute.make_rmem_tensor((window.columns,), Float32)
         highest.fill(ar.LOWEST)
         total.fill(0.0)
         pooled.fill(0.0)
-        token, ape_row, offset = window.share(token, first, warp, column, head_dim)
         tensors = Matrix(score, score_stride), Matrix(kv, kv_stride), ape
         sums = highest, total, pooled
-        _pool(window, True, token, ape_row, offset, head_dim, tensors, sums)
+        token, first, batch = _load_first(
+            window, variant.early, pack, row, warp, column, head_dim, tensors
+        )
+        token, ape_row, offset = window.share(token, first, warp, column, head_dim)
+        _accumulate(window, True, batch, sums)
+        _pool(window, window.batch, token, ape_row, offset, head_dim, tensors, sums)
         if cutlass.const_expr(window.coff == 2):
             if first == 0:
                 run = window.run
-                _pool(window, False, token + run, ape_row + run, offset, head_dim, tensors, sums)
+                _pool(window, 0, token + run, ape_row + run, offset, head_dim, tensors, sums)
 
         # Three tables, [warp][column of the tile]: maxima, sums of weights, weighted sums.
         base = arch.alloc_smem(Float32, 3 * table)
@@ -88,9 +88,45 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     return launchable(forward, variant)
 
 
+@cute.jit
+def _load_first(
+    window: cutlass.Constexpr,
+    early: cutlass.Constexpr,
+    pack: Pack,
+    row: Int32,
+    warp: Int32,
+    column: Int32,
+    head_dim: Int32,
+    tensors: tuple,
+) -> tuple[Int32, Int32, tuple[list, list, list]]:
+    """A row's token and first, and the first batch of the warp's (scores, values, APE).
+
+    Of few segments, an early variant has the batch on its way from where `Pack.presumable` lets the
+    block lie before the row is looked up, and loads it again if it does not lie there.
+    """
+    batch = window.registers()
+    token, first = Int32(0), Int32(1)
+    few = (pack.segments > 0) & (pack.segments < WARP)
+    if early & few & pack.presumable(window.ratio, window.coff):
+        presumed, alone = row * window.ratio, Int32(row == 0)
+        window.fill(batch, tensors, presumed, alone, warp, column, head_dim)
+        token, first = find_row_at_once(pack, row, window.ratio)
+        wrong = token != presumed
+        if cutlass.const_expr(window.coff == 2):
+            wrong = wrong | (first != alone)
+        if wrong:
+            window.fill(batch, tensors, token, first, warp, column, head_dim)
+    else:
+        token, first, _ = find_row(
+            pack, row, row, Boolean(False), pack.glance(row), pack.real_rows(), window.ratio
+        )
+        window.fill(batch, tensors, token, first, warp, column, head_dim)
+    return token, first, window.words(batch)
+
+
 def _pool(
     window: LongWindow,
-    initial: bool,
+    begin: int,
     token: Int32,
     ape_row: Int32,
     column: Int32,
@@ -98,32 +134,28 @@ def _pool(
     tensors: tuple[Matrix, Matrix, cute.Pointer],
     sums: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
 ) -> None:
-    """Folds a run of positions into `sums`; token, APE row and packed column are its first one's.
+    """Folds a run's positions from the begin-th on into `sums`.
 
-    initial: whether `sums` hold nothing yet. tensors: score, kv and ape.
+    token, ape_row and column are its first position's. tensors: score, kv and ape.
     """
-    score, kv, ape = tensors
-    for k in range(0, window.run, window.batch):
-        scores = window.load(score, token, k, window.batch, column)
-        values = window.load(kv, token, k, window.batch, column)
-        bias = window.load_ape(ape, head_dim, ape_row, k, window.batch, column)
-        _accumulate(window, initial and k == 0, scores, values, bias, *sums)
+    for k in range(begin, window.run, window.batch):
+        batch = window.load_batch(tensors, token, ape_row, k, column, head_dim)
+        _accumulate(window, False, batch, sums)
 
 
 def _accumulate(
     window: LongWindow,
     initial: bool,
-    scores: list,
-    values: list,
-    bias: list,
-    highest: cute.Tensor,
-    total: cute.Tensor,
-    pooled: cute.Tensor,
+    batch: tuple[list, list, list],
+    sums: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
 ) -> None:
-    """Folds a batch of positions into a thread's running (maximum, total, pooled).
+    """Folds a batch of positions into a thread's running sums: (maximum, total, pooled).
 
+    initial: whether they hold nothing yet. batch: (scores, values, APE) of the positions.
     Values are divided by the window's length, so that no sum exceeds the largest of them.
     """
+    scores, values, bias = batch
+    highest, total, pooled = sums
     wide_scores = [bf16.unpack(word, window.columns) for word in scores]
     wide_values = [
         bf16.unpack(bf16.scale(word, window.columns, -window.log2_positions), window.columns)

@@ -28,13 +28,14 @@ class Matrix:
         return self.base + (Int64(row) * self.stride + column)
 
 
-def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
-    """`columns` adjacent bf16 of global memory as one word.
+# The assembler sinks plain loads towards their uses and then waits for each of them; relaxed ones
+# it leaves where they stand, all in flight together.
+PINNED = {"sem": "relaxed", "scope": "cta"}
 
-    Relaxed, because the assembler sinks plain loads towards their uses and then waits for each of
-    them; these it leaves where they stand, all in flight together.
-    """
-    return arch.load(address, WORD[columns], sem="relaxed", scope="cta", **hints)
+
+def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
+    """`columns` adjacent bf16 of global memory as one word."""
+    return arch.load(address, WORD[columns], **PINNED, **hints)
 
 
 def load_word_once(address: cute.Pointer, columns: int) -> Any:
@@ -44,12 +45,13 @@ def load_word_once(address: cute.Pointer, columns: int) -> Any:
 
 @dsl_user_op
 def load_f32(
-    pointer: cute.Pointer, count: int, *, loc: Any = None, ip: Any = None
+    pointer: cute.Pointer, count: int, pinned: bool = False, *, loc: Any = None, ip: Any = None
 ) -> list[Float32]:
     """`count` adjacent fp32 in one access."""
+    hints = PINNED if pinned else {}
     if count == 1:
-        return [arch.load(pointer, Float32)]
-    vector = arch.load(pointer, ir.VectorType.get([count], T.f32()))
+        return [arch.load(pointer, Float32, **hints)]
+    vector = arch.load(pointer, ir.VectorType.get([count], T.f32()), **hints)
     return [
         Float32(llvm.extractelement(vector, Int32(i).ir_value(loc=loc, ip=ip), loc=loc, ip=ip))
         for i in range(count)
@@ -72,26 +74,32 @@ def store_f32(
 
 
 def load_ape(
-    ape: cute.Pointer, address: Callable[[int], cute.Pointer], positions: int, columns: int
+    ape: cute.Pointer,
+    address: Callable[[int], cute.Pointer],
+    positions: int,
+    columns: int,
+    pinned: bool = False,
 ) -> list[list[Float32]]:
     """`columns` adjacent fp32 of each position, [position][column]; zeros where `ape` is null.
 
     address: of a position's floats. It is asked within the branch that loads, so that nothing of
-    it stays in registers across the branch.
+    it stays in registers across the branch. pinned: whether the loads stay where they stand.
     """
     table = cute.make_rmem_tensor((positions, columns), Float32)
-    _fill_from_ape(table, ape, address)
+    _fill_from_ape(table, ape, address, pinned)
     return [[table[k, v] for v in range(columns)] for k in range(positions)]
 
 
 @cute.jit
-def _fill_from_ape(table: cute.Tensor, ape: cute.Pointer, address: cutlass.Constexpr) -> None:
+def _fill_from_ape(
+    table: cute.Tensor, ape: cute.Pointer, address: cutlass.Constexpr, pinned: cutlass.Constexpr
+) -> None:
     positions, columns = table.shape
     if ape.toint() == 0:
         table.fill(0.0)
     else:
         for k in cutlass.range_constexpr(positions):
-            values = load_f32(address(k), columns)
+            values = load_f32(address(k), columns, pinned)
             for v in cutlass.range_constexpr(columns):
                 table[k, v] = values[v]
 

@@ -13,10 +13,14 @@ from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
+from aot.kernels.memory import PINNED
 from aot.kernels.ptx import select
 
 WARP = 32
 LOG2_WARP = 5
+
+# Of fewer rows a segment, too many are first blocks to read what precedes a block unasked.
+LOG2_MANY_ROWS = 4
 
 
 @cute.jit
@@ -146,9 +150,42 @@ class Pack:
         """The number of rows that belong to a segment."""
         return arch.load(self.cu_seqlens_comp + self.segments, Int32)
 
+    def presumable(self, ratio: int, coff: int) -> Boolean:
+        """Whether row r's block may be presumed to start at token r * ratio.
+
+        It does in a well-formed pack whose rows are all real and fill the tokens, since none of its
+        segments has a tail. In any other `find_row` will differ; the presumed blocks lie inside the
+        tensors all the same. With coff 2 the segments must be long, too.
+        """
+        tokens, rows = Uint32(self.tokens), Uint32(self.rows)
+        fill = (tokens // ratio == rows) & (tokens % ratio == 0)
+        if coff == 1:
+            return fill
+        return fill & ((rows >> LOG2_MANY_ROWS) >= Uint32(self.segments))
+
     def glance(self, row: Int32) -> tuple[Int32, Int32, Int32]:
         """Starts finding a row that is the same in all lanes; `find_row` needs what it returns."""
         return glance(self.cu_seqlens_comp, self.cu_seqlens, self.segments, row, self.rows)
+
+
+@cute.jit
+def find_row_at_once(pack: Pack, row: Int32, ratio: cutlass.Constexpr) -> tuple[Int32, Int32]:
+    """As `find_row` of a warp's only row, its token and first, where 1 to 31 segments are.
+
+    A warp's lanes see all prefixes. Without a branch, so that only these loads are waited for.
+    """
+    index = of_lane(Int32(0), pack.segments)
+    prefix, other = (
+        arch.load(prefixes + index, Int32, **PINNED)
+        for prefixes in (pack.cu_seqlens_comp, pack.cu_seqlens)
+    )
+    found = max(arch.popc(arch.vote_ballot_sync(prefix <= row)) - 1, 0)
+    real_rows = arch.shuffle_sync(prefix, WARP - 1)
+    index = row - arch.shuffle_sync(prefix, found)
+    token = max(min(arch.shuffle_sync(other, found) + index * ratio, pack.tokens - ratio), 0)
+    first = Int32((index <= 0) | (token < ratio))
+    padding = row >= real_rows
+    return select(padding, Int32(0), token), select(padding, Int32(1), first)
 
 
 @cute.jit

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import bf16
@@ -61,6 +61,33 @@ class Window:
         if cutlass.const_expr(self.coff == 2):
             previous = own - select(first != 0, Int64(0), back)
         return self._load(range(self.positions), own, previous, tensor.stride, once)
+
+    def registers(self) -> cute.Tensor:
+        """Room for a window's words, of no value yet."""
+        return cute.make_rmem_tensor((self.positions,), bf16.WORD[self.columns])
+
+    def words(self, registers: cute.Tensor) -> list:
+        """What `registers` hold, by position."""
+        return [registers[k] for k in range(self.positions)]
+
+    def put(self, registers: cute.Tensor, words: list) -> None:
+        """Makes `registers` hold words[position]."""
+        for position, word in enumerate(words):
+            registers[position] = word
+
+    def load_from(
+        self,
+        tensor: Matrix,
+        token: Uint32,
+        previous: Uint32,
+        head_dim: Int32,
+        column: Int32,
+        once: bool,
+    ) -> list:
+        """As `load`, of halves that start at these tokens."""
+        own = tensor.at(token, self.column(self.positions - 1, head_dim, column))
+        back = tensor.at(previous, column)
+        return self._load(range(self.positions), own, back, tensor.stride, once)
 
     def load_some(
         self,
@@ -130,14 +157,19 @@ class Window:
             [bf16.WORD[self.columns](0)] * self.ratio,
         )
 
-    def load_ape(self, ape: cute.Pointer, head_dim: Int32, column: Int32) -> list:
-        """The window's APE, [position][column] fp32; zeros without an APE."""
+    def load_ape(
+        self, ape: cute.Pointer, head_dim: Int32, column: Int32, pinned: bool = False
+    ) -> list:
+        """The window's APE, [position][column] fp32; zeros without an APE.
+
+        pinned: whether the loads stay where they stand.
+        """
 
         def address(position: int) -> cute.Pointer:
             row = ape + (position % self.ratio) * (Int64(head_dim) * self.coff)
             return row + self.column(position, head_dim, column)
 
-        return load_ape(ape, address, self.positions, self.columns)
+        return load_ape(ape, address, self.positions, self.columns, pinned)
 
     def as_lists(self, registers: cute.Tensor) -> list:
         """A (positions, columns) register tensor as [position][column]."""

@@ -9,8 +9,9 @@ warps share every half, so that they all have work in a segment's first block, w
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 
+from aot.kernels import bf16
 from aot.kernels.memory import Matrix, load_ape, load_word_once
 from aot.kernels.ptx import select
 from aot.kernels.segments import WARP
@@ -102,8 +103,76 @@ class LongWindow:
             load_word_once(base + (begin + k) * tensor.stride, self.columns) for k in range(count)
         ]
 
+    def load_batch(
+        self,
+        tensors: tuple[Matrix, Matrix, cute.Pointer],
+        token: Int32,
+        ape_row: Int32,
+        begin: int,
+        column: Int32,
+        head_dim: Int32,
+        pinned: bool = False,
+    ) -> tuple[list, list, list]:
+        """(scores, values, APE) of a batch of positions from the begin-th after the given one on.
+
+        tensors: score, kv and ape. column: packed.
+        """
+        score, kv, ape = tensors
+        scores = self.load(score, token, begin, self.batch, column)
+        values = self.load(kv, token, begin, self.batch, column)
+        bias = self.load_ape(ape, head_dim, ape_row, begin, self.batch, column, pinned)
+        return scores, values, bias
+
+    def registers(self) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
+        """Room for forward's first batch: (scores, values, APE), of no value yet."""
+        words = bf16.WORD[self.columns]
+        return (
+            cute.make_rmem_tensor((self.batch,), words),
+            cute.make_rmem_tensor((self.batch,), words),
+            cute.make_rmem_tensor((self.batch, self.columns), Float32),
+        )
+
+    def words(
+        self, registers: tuple[cute.Tensor, cute.Tensor, cute.Tensor]
+    ) -> tuple[list, list, list]:
+        """What `registers` hold, as `load_batch` returns it."""
+        scores, values, bias = registers
+        batch, columns = range(self.batch), range(self.columns)
+        return (
+            [scores[k] for k in batch],
+            [values[k] for k in batch],
+            [[bias[k, v] for v in columns] for k in batch],
+        )
+
+    def fill(
+        self,
+        registers: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
+        tensors: tuple[Matrix, Matrix, cute.Pointer],
+        block_token: Int32,
+        first: Int32,
+        warp: Int32,
+        column: Int32,
+        head_dim: Int32,
+    ) -> None:
+        """The first batch of a warp's share of the block at `block_token` into `registers`."""
+        token, row, offset = self.share(block_token, first, warp, column, head_dim)
+        loaded = self.load_batch(tensors, token, row, 0, offset, head_dim, pinned=True)
+        for table, values in zip(registers[:2], loaded[:2], strict=True):
+            for k, value in enumerate(values):
+                table[k] = value
+        for k, bias in enumerate(loaded[2]):
+            for v, value in enumerate(bias):
+                registers[2][k, v] = value
+
     def load_ape(
-        self, ape: cute.Pointer, head_dim: Int32, row: Int32, begin: int, count: int, column: Int32
+        self,
+        ape: cute.Pointer,
+        head_dim: Int32,
+        row: Int32,
+        begin: int,
+        count: int,
+        column: Int32,
+        pinned: bool = False,
     ) -> list:
         """As many rows of the APE, [position][column]; zeros without an APE."""
 
@@ -111,7 +180,7 @@ class LongWindow:
             width = Int64(head_dim) * self.coff
             return ape + (row * width + column) + (begin + k) * width
 
-        return load_ape(ape, address, count, self.columns)
+        return load_ape(ape, address, count, self.columns, pinned)
 
     def load_whole_ape(
         self, ape: cute.Pointer, head_dim: Int32, warp: Int32, column: Int32, half: int

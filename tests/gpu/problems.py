@@ -95,6 +95,22 @@ def packings(ratio: int) -> tuple[Packing, ...]:
         # Not where rows shared out equally over the segments would put them.
         packing("long_among_short", r, [r] * 60 + [60 * r + 1] + [r] * 60, after=1),
         packing("many_short", r, [dice.randrange(0, 3 * r) for _ in range(many)], after=3),
+        *filled(r),
+    )
+
+
+def filled(r: int) -> tuple[Packing, ...]:
+    """As many tokens as blocks of all rows have, so that row b's block may start at token b * r.
+
+    It does in the first two; in the others padding rows make up for what the segments lack.
+    """
+    return (
+        packing("filled", r, [17 * r, 20 * r, 16 * r]),
+        packing("filled_by_single_blocks", r, [r] * 31),
+        packing("filled_with_tails", r, [20 * r + r - 1, 0, 27 * r + 1], extra_rows=1),
+        packing("filled_from_a_later_token", r, [34 * r], start=r + 1, after=r - 1, extra_rows=2),
+        packing("filled_with_fewer_rows", r, [18 * r, 20 * r], drop=2, extra_rows=4),
+        packing("filled_by_padding", r, [r - 1], after=16 * r + 1, extra_rows=17),
     )
 
 

@@ -16,7 +16,7 @@ from gpu.buffers import Guarded
 from gpu.harness import Problem
 from gpu.problems import Packing
 from gpu.processes import SCRIPTS, finish, start
-from gpu.scripts.hostile import HOSTILE, TOKENS, blocks, times
+from gpu.scripts.hostile import FILLING, HOSTILE, TOKENS, blocks, times
 
 pytestmark = [pytest.mark.gpu]
 
@@ -24,17 +24,22 @@ ROWS = 9
 BF16 = torch.bfloat16
 
 
-def hostile(name: str, ratio: int, coff: int, head_dim: int) -> Problem:
-    """Sound values under malformed prefixes."""
+def hostile(name: str, ratio: int, coff: int, head_dim: int, filling: int = 0) -> Problem:
+    """Sound values under malformed prefixes. filling: if not 0, rows whose blocks are all tokens.
+
+    A kernel may then load a block from where such rows have it before it sees the prefixes.
+    """
     cu, comp = HOSTILE[name]
-    packing = Packing(name, TOKENS * blocks(ratio), ROWS, times(cu, blocks(ratio)), comp)
-    return harness.problem(packing, ratio, coff, head_dim)
+    tokens, rows = (filling * ratio, filling) if filling else (TOKENS * blocks(ratio), ROWS)
+    return harness.problem(
+        Packing(name, tokens, rows, times(cu, blocks(ratio)), comp), ratio, coff, head_dim
+    )
 
 
 def run(p: Problem) -> None:
     """Every variant of both directions between guard bytes."""
     torch.cuda.synchronize()
-    out = Guarded(ROWS, (p.head_dim,), BF16)
+    out = Guarded(p.packing.rows, (p.head_dim,), BF16)
     grads = [Guarded(p.packing.tokens, (p.width,), BF16) for _ in range(2)]
     planes = Guarded(p.ratio, (p.width,), torch.float32)
     for variant in harness.variants("forward", p.ratio, p.coff):
@@ -55,6 +60,7 @@ def test_malformed_prefixes_neither_fault_nor_leave_the_tensors(
 ) -> None:
     for head_dim in (1, 6, 128):
         run(hostile(name, ratio, coff, head_dim))
+    run(hostile(name, ratio, coff, 128, filling=FILLING))
 
 
 @pytest.mark.L0

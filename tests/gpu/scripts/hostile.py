@@ -11,7 +11,7 @@ from typing import Any
 TOKENS = 61
 BIG = 2**31 - 1
 SOUND = (0, 17, 17, 40, 57)
-# name: (cu_seqlens, cu_seqlens_comp); all of four segments over TOKENS tokens and nine rows.
+# name: (cu_seqlens, cu_seqlens_comp); all of four segments, meant for TOKENS tokens and nine rows.
 HOSTILE: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "negative": ((-9, -3, 8, 20, 40), (0, 2, 4, 6, 8)),
     "all_negative": ((-BIG - 1,) * 5, (0, 2, 4, 6, 8)),
@@ -38,6 +38,8 @@ RAGGED = {
     "one": ((0, 36, 36, 36, 36), (0, 9, 9, 9, 9)),
 }
 ROWS = 9
+# Rows of which a forward loads blocks before it sees the prefixes, if they are all tokens.
+FILLING = 64
 
 
 def blocks(ratio: int) -> int:
@@ -87,18 +89,19 @@ def main(tool: str) -> None:
         return (values.view(np.uint32) >> 16).astype(np.uint16)
 
     for ratio in (2, 4, 128):
-        tokens = TOKENS * blocks(ratio)
         for coff in (1, 2):
-            names = family("forward", ratio, coff) + family("backward", ratio, coff)
-            for d in head_dims:
+            forward, backward = (family(x, ratio, coff) for x in ("forward", "backward"))
+            sizes = [(TOKENS * blocks(ratio), ROWS, d, forward + backward) for d in head_dims]
+            sizes.append((FILLING * ratio, FILLING, head_dims[-1], forward))
+            for tokens, rows, d, names in sizes:
                 width = coff * d
-                needed = backward_workspace_bytes(tokens, ROWS, d, ratio=ratio, coff=coff)
+                needed = backward_workspace_bytes(tokens, rows, d, ratio=ratio, coff=coff)
                 keep = {
                     "kv": upload(bf16(tokens, width)),
                     "score": upload(bf16(tokens, width)),
                     "ape": upload(random.standard_normal((ratio, width), dtype=np.float32)),
-                    "grad_out": upload(bf16(ROWS, d)),
-                    "out": blank(ROWS * d * 2),
+                    "grad_out": upload(bf16(rows, d)),
+                    "out": blank(rows * d * 2),
                     "grad_kv": blank(tokens * width * 2),
                     "grad_score": blank(tokens * width * 2),
                     "grad_ape": blank(ratio * width * 4),
@@ -106,7 +109,7 @@ def main(tool: str) -> None:
                 }
                 common = dict(
                     device=0, ratio=ratio, coff=coff, dtype=1, tokens=tokens, segments=4,
-                    rows=ROWS, head_dim=d, kv=keep["kv"], score=keep["score"], ape=keep["ape"],
+                    rows=rows, head_dim=d, kv=keep["kv"], score=keep["score"], ape=keep["ape"],
                     kv_stride=width, score_stride=width,
                 )  # fmt: skip
                 for cu_seqlens, comp in packs.values():
