@@ -156,7 +156,7 @@ FINISH_BLOCKS = ((32, 512), (64, 256), (256, 256))
 
 # Windows that a thread holds in registers, and the ratio of those that a block's warps share.
 SHORT_WINDOWS = tuple((ratio, coff) for ratio in (2, 4) for coff in (1, 2))
-BUFFERED_WINDOWS = ((4, 2),)  # of the short ones
+BUFFERED_WINDOWS = ((2, 2), (4, 1), (4, 2))  # of the short ones
 LONG_RATIO = 128
 
 

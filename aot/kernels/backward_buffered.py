@@ -28,14 +28,12 @@ from aot.kernels.warp_buffer import (
     Column,
     WarpBuffer,
     copy_grad,
-    copy_guessed,
     copy_own,
+    copy_presumed,
     copy_previous,
 )
 from aot.kernels.window import Window, store_rows
 from aot.variants import Variant
-
-FEW = 16  # rows a segment from which on a row is guessed to have a previous block
 
 
 def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
@@ -101,10 +99,10 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             kv, score, Matrix(grad_out, grad_out_stride), tile_column, head_dim, lane
         )
         slot = buffer.slot(memory, warp, Int32(0))
-        guessed = Int32(row) * ratio
-        guessed_own = (Int64(rows) * ratio == Int64(tokens)) & (row < Uint32(rows))
-        guessed_previous = guessed_own & (row > 0) & (Int64(segments) * FEW < Int64(rows))
-        copy_guessed(buffer, slot, source, guessed, guessed_own, guessed_previous, lane)
+        presumed = Int32(row) * ratio
+        presumed_own = pack.filled(ratio) & (row < Uint32(rows))
+        presumed_previous = presumed_own & (row > 0) & pack.few_first_blocks()
+        copy_presumed(buffer, slot, source, presumed, presumed_own, presumed_previous, lane)
         if row < Uint32(rows):
             copy_grad(buffer, slot, source, Int32(row), lane)
         arch.cp_async_commit_group()
@@ -123,10 +121,10 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             pack, sought, sought, False, parked.glanced(pack, sought, 1)
         )
         token, first, last = place(pack, sought, segment_row, segment_token, segment_end, ratio)
-        wrong = ~guessed_own | (token != guessed)
-        incomplete = wrong | ~guessed_previous | (first != 0)
+        wrong = ~presumed_own | (token != presumed)
+        incomplete = wrong | ~presumed_previous | (first != 0)
         if row < end:
-            if (wrong & guessed_own) | (incomplete & guessed_previous):
+            if (wrong & presumed_own) | (incomplete & presumed_previous):
                 arch.cp_async_wait_group(0)  # or it would arrive after what replaces it
             if wrong:
                 copy_own(buffer, slot, source, token, lane)

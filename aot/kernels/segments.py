@@ -150,18 +150,23 @@ class Pack:
         """The number of rows that belong to a segment."""
         return arch.load(self.cu_seqlens_comp + self.segments, Int32)
 
-    def presumable(self, ratio: int, coff: int) -> Boolean:
-        """Whether row r's block may be presumed to start at token r * ratio.
+    def filled(self, ratio: int) -> Boolean:
+        """Whether row r's own block may be presumed to start at token r * ratio.
 
         It does in a well-formed pack whose rows are all real and fill the tokens, since none of its
         segments has a tail. In any other `find_row` will differ; the presumed blocks lie inside the
-        tensors all the same. With coff 2 the segments must be long, too.
+        tensors all the same.
         """
         tokens, rows = Uint32(self.tokens), Uint32(self.rows)
-        fill = (tokens // ratio == rows) & (tokens % ratio == 0)
-        if coff == 1:
-            return fill
-        return fill & ((rows >> LOG2_MANY_ROWS) >= Uint32(self.segments))
+        return (tokens // ratio == rows) & (tokens % ratio == 0)
+
+    def few_first_blocks(self) -> Boolean:
+        """Whether a row may be presumed to have a previous block: most have one."""
+        return (Uint32(self.rows) >> LOG2_MANY_ROWS) >= Uint32(self.segments)
+
+    def presumable(self, ratio: int, coff: int) -> Boolean:
+        """Whether a row's whole window may be presumed to lie where its number says."""
+        return self.filled(ratio) if coff == 1 else self.filled(ratio) & self.few_first_blocks()
 
     def glance(self, row: Int32) -> tuple[Int32, Int32, Int32]:
         """Starts finding a row that is the same in all lanes; `find_row` needs what it returns."""

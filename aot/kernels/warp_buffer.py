@@ -221,7 +221,7 @@ def copy_grad(
 
 
 @cute.jit
-def copy_guessed(
+def copy_presumed(
     buffer: cutlass.Constexpr,
     slot: cute.Pointer,
     source: Source,
