@@ -123,14 +123,15 @@ def test_a_schedule_serves_up_to_its_largest_problem(operation: str) -> None:
 
 @pytest.mark.parametrize("rows", [3, 2000, 9000])
 def test_narrow_heads_get_a_buffered_variant_only_by_name(rows: int) -> None:
-    buffered = [v["name"] for v in TABLE["variants"] if v["kind"] == "buffered"]
-    for head_dim in (8, 56, 64, 120, 128, 8_388_480):
-        call = backward(4, 2, head_dim, 4 * rows, rows)
-        chosen = BY_NAME[agree("backward", call)["variant"]]
-        assert chosen["kind"] == "short" or head_dim >= 32 * chosen["columns"]
-        for name in buffered:
-            assert agree("backward", call, variant=name)["lanes_log2"] == 5
+    buffered = [v for v in TABLE["variants"] if v["kind"] == "buffered"]
     assert buffered
+    for head_dim in (8, 56, 64, 120, 128, 8_388_480):
+        for variant in buffered:
+            ratio, coff = variant["ratio"], variant["coff"]
+            call = backward(ratio, coff, head_dim, ratio * rows, rows)
+            chosen = BY_NAME[agree("backward", call)["variant"]]
+            assert chosen["kind"] == "short" or head_dim >= 32 * chosen["columns"]
+            assert agree("backward", call, variant=variant["name"])["lanes_log2"] == 5
 
 
 def test_what_finishes_goes_by_the_planes_elements() -> None:
