@@ -244,11 +244,13 @@ def assert_output(
             f"{found[first].item()!r}, R has {exact[first].item()!r} +- {wanted.bound[first]:.3g}"
         )
     if gate and found.numel():
-        differ = int((~same(found, exact)).sum())
-        tally.count("out on the gate's distribution", found.numel())
+        # Rows of padding all pool the same tokens: one of them counts.
+        different = ~same(found, exact)[: p.packing.computed + 1]
+        differ, counted = int(different.sum()), different.numel()
+        tally.count("out on the gate's distribution", counted)
         tally.count("out differing from R there", differ)
-        if found.numel() >= COUNTABLE:
-            assert differ <= 2e-4 * found.numel(), f"out differs from R at {differ} elements"
+        if counted >= COUNTABLE:
+            assert differ <= 2e-4 * counted, f"out differs from R at {differ} elements"
         far = float((found.double() - wanted.out64).abs().max())
         near = float((exact.double() - wanted.out64).abs().max())
         assert far <= near * (1 + 1e-6) + 1e-4, f"out is {far} from fp64, R {near}"
