@@ -49,7 +49,10 @@ def _on_cpu(problem: Problem, why_not: str) -> bool:
     """The fp32 reference against the fp64 one: all there is to compare without a GPU."""
     from csa_runtime import _trial
 
-    print(f"no GPU ({why_not}): CPU reference only, its fp32 results against fp64; no kernel ran")
+    print(
+        f"no GPU ({why_not}): CPU reference only, computed in fp32 and rounded "
+        "to bf16 (grad_ape to fp32), against fp64; no kernel ran"
+    )
     exact = _trial.on_cpu(problem, exact=True)
     passed = True
     for name, values in _trial.on_cpu(problem).items():

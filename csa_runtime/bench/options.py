@@ -146,7 +146,9 @@ def _read(path: Path) -> Record:
 
     try:
         return read(path)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise RuntimeError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
         raise RuntimeError(f"{path} cannot be read: {error}") from error
 
 

@@ -115,7 +115,10 @@ def read(path: Path) -> Record:
         OSError: the file cannot be read.
         ValueError: it is no record, or one of another schema.
     """
-    found: Any = json.loads(path.read_text())
+    try:
+        found: Any = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"it is no JSON: {error}") from error
     schema = found.get("schema") if isinstance(found, dict) else None
     if schema != SCHEMA:
         raise ValueError(
