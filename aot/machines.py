@@ -12,8 +12,8 @@ The rule takes over what was found on the measured GPU:
 3. Sizes at which another variant takes over: the same elements a multiprocessor. Where the reason
    is that a pack leaves the second-level cache, that cache's size.
 4. Bandwidth and issue slots choose nothing. Memory brings a multiprocessor of sm_100 1.5 times the
-   bytes a cycle that it brings one of sm_90, so instructions bind sooner there. It brings one of
-   sm_80 0.7 times and one of sm_120 a quarter of them: memory binds, whatever the variant.
+   bytes a cycle that it brings one of sm_90 (27 to 18), so instructions bind sooner there. It
+   brings one of sm_80 13 and one of sm_120 4 of them: memory binds, whatever the variant.
 """
 
 from typing import NamedTuple
@@ -26,30 +26,22 @@ BLOCK_RESERVE = 1024  # bytes of shared memory that the system takes of each blo
 class Machine(NamedTuple):
     """One GPU.
 
-    cache: of the second level, 10**6 bytes. shared: of a multiprocessor, bytes. bandwidth: of
-    memory, 10**9 bytes/s; clock: boost, 10**9/s.
+    cache: of the second level, 10**6 bytes. shared: of a multiprocessor, bytes.
     """
 
     name: str
     multiprocessors: int
     cache: int
     shared: int
-    bandwidth: int
-    clock: float
-
-    @property
-    def bytes_per_cycle(self) -> float:
-        """That memory brings to a multiprocessor."""
-        return self.bandwidth / self.clock / self.multiprocessors
 
 
 # By NVIDIA's data sheets. Images for sm_80 also run on 8.6 (up to 84 multiprocessors) and 8.9 (up
 # to 142), those for sm_120 on the RTX PRO 6000 (188): larger parts hold a wave of the one named.
 MACHINES = {
-    80: Machine("A100", 108, 40, 164 << 10, 2_039, 1.41),
-    90: Machine("H200", 132, 50, 228 << 10, 4_800, 1.98),
-    100: Machine("B200", 148, 126, 228 << 10, 8_000, 1.97),
-    120: Machine("RTX 5090", 170, 96, 100 << 10, 1_792, 2.41),
+    80: Machine("A100", 108, 40, 164 << 10),
+    90: Machine("H200", 132, 50, 228 << 10),
+    100: Machine("B200", 148, 126, 228 << 10),
+    120: Machine("RTX 5090", 170, 96, 100 << 10),
 }
 MEASURED = 90
 

@@ -61,23 +61,11 @@ def _short(ratio: int, coff: int) -> tuple[Row, ...]:
 
     cached = Cached(moving(MACHINES[MEASURED].cache))
     buffered: tuple[Row, ...] = (
-        (
-            backward + "2_a8",
-            moving_back(20),
-            5,
-            264,
-            0,
-            "7.9 us, unbuffered 9.0, at 2**18 elements",
-        ),
-        (
-            backward + "4_a8",
-            moving_back(140),
-            5,
-            132,
-            0,
-            "40 us at 138 MB, unbuffered 43; 61 at 208",
-        ),
-    )
+        (backward + "2_a8", moving_back(20), 5, 264, 0,
+         "7.9 us, unbuffered 9.0, at 2**18 elements"),
+        (backward + "4_a8", moving_back(140), 5, 132, 0,
+         "40 us at 138 MB, unbuffered 43; 61 at 208"),
+    )  # fmt: skip
     return (
         (forward + "2", moving(13), 7, 0, 0, "3.1 us, 4 columns 3.3, at 9 MB; at 36 9.4 to 8.4"),
         (forward + "4", cached, 7, 0, 0, "8.4 us, past the first-level cache 10.2, at 36 MB"),

@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from aot.kernels.memory import copy_async, load_f32, store_f32
-from aot.kernels.segments import WARP
+from aot.kernels.warp import WARP
 from aot.kernels.window_long import LongWindow
 
 

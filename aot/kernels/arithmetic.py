@@ -33,8 +33,8 @@ def rcp_approx(a: Float32) -> Float32:
 
 def reciprocal(a: Float32) -> Float32:
     """The correctly rounded reciprocal of a number in [2**-24, 2**24]; of 0 it is NaN."""
-    guess = rcp_approx(a)
-    return fma_rn(fma_rn(-a, guess, Float32(1.0)), guess, guess)
+    near = rcp_approx(a)
+    return fma_rn(fma_rn(-a, near, Float32(1.0)), near, near)
 
 
 def exp(x: Float32) -> Float32:

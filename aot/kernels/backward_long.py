@@ -23,8 +23,9 @@ from aot.kernels.memory import Matrix, load_word_once, store_f32
 from aot.kernels.row_buffer import DEPTH, copy_row
 from aot.kernels.row_gradients import write_gradients, write_zeros
 from aot.kernels.row_table import look_up_rows, row_of
-from aot.kernels.segments import WARP, Pack, find_row
+from aot.kernels.segments import Pack, find_row
 from aot.kernels.softmax_row import softmax_row
+from aot.kernels.warp import WARP
 from aot.variants import Variant
 
 

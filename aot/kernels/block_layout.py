@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from aot.kernels.ape_tile import ApeTile
 from aot.kernels.row_buffer import PIECE, RowBuffer
 from aot.kernels.row_table import RowTable
-from aot.kernels.segments import WARP
+from aot.kernels.warp import WARP
 from aot.kernels.warp_exchange import WarpExchange
 from aot.kernels.window_long import LongWindow
 from aot.variants import Variant

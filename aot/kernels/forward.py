@@ -17,7 +17,8 @@ from aot.kernels import bf16
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
 from aot.kernels.pooling import pool
-from aot.kernels.segments import LOG2_WARP, WARP, Pack, find_row, find_row_at_once
+from aot.kernels.segments import Pack, find_row, find_row_at_once
+from aot.kernels.warp import LOG2_WARP, WARP
 from aot.kernels.window import Window
 from aot.variants import Variant
 
@@ -63,8 +64,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             row, warp_row = Int32(min(wanted_row, last_row)), Int32(warp_row)
             several = lanes_log2 < LOG2_WARP
             wanted = (wanted_row <= last_row) & active_columns
-            few = (segments > 0) & (segments < WARP)
-            if variant.early & few & ~several & pack.presumable(window.ratio, window.coff):
+            alone = pack.few_segments() & ~several
+            if variant.early & alone & pack.presumable(window.ratio, window.coff):
                 _pool_presumed(
                     window, variant.once, pack, row, kv, score, ape, out, head_dim, column, wanted
                 )

@@ -17,7 +17,8 @@ from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
-from aot.kernels.segments import WARP, Pack, find_row, find_row_at_once
+from aot.kernels.segments import Pack, find_row, find_row_at_once
+from aot.kernels.warp import WARP
 from aot.kernels.window_long import LongWindow
 from aot.variants import Variant
 
@@ -106,8 +107,7 @@ def _load_first(
     """
     batch = window.registers()
     token, first = Int32(0), Int32(1)
-    few = (pack.segments > 0) & (pack.segments < WARP)
-    if early & few & pack.presumable(window.ratio, window.coff):
+    if early & pack.few_segments() & pack.presumable(window.ratio, window.coff):
         presumed, alone = row * window.ratio, Int32(row == 0)
         window.fill(batch, tensors, presumed, alone, warp, column, head_dim)
         token, first = find_row_at_once(pack, row, window.ratio)

@@ -11,7 +11,8 @@ from cutlass import Int32
 from cutlass.cute import arch
 
 from aot.kernels.memory import copy_async
-from aot.kernels.segments import Pack, guess, of_lane
+from aot.kernels.prefix_search import guess, of_lane
+from aot.kernels.segments import Pack
 
 
 @dataclass(frozen=True)

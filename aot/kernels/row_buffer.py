@@ -16,7 +16,7 @@ from cutlass.cute import arch
 from aot.kernels import bf16
 from aot.kernels.memory import Matrix, copy_async, load_16, load_word_once
 from aot.kernels.ptx import select
-from aot.kernels.segments import WARP
+from aot.kernels.warp import WARP
 from aot.kernels.window_long import LongWindow
 
 KV, SCORE = 0, 1

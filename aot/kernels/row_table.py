@@ -15,7 +15,8 @@ from cutlass import Boolean, Int32, Uint32, Uint64
 from cutlass.cute import arch
 
 from aot.kernels.ptx import select
-from aot.kernels.segments import WARP, Pack, find_row
+from aot.kernels.segments import Pack, find_row
+from aot.kernels.warp import WARP
 
 
 @dataclass(frozen=True)

@@ -1,136 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a row's block lies: its segment is found in non-decreasing prefixes, in a few loads.
+"""Where a row's block lies in the pack: its segment by `prefix_search`, its place by its number.
 
-Every search returns the largest s in [0, segments) with prefixes[s] <= value, or 0 if there is
-none, whatever the prefixes hold: malformed ones give a wrong s, never one out of range.
+Whatever the prefixes hold, a block that is found lies inside the tensors.
 """
 
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Uint32
+from cutlass import Boolean, Int32, Uint32
 from cutlass.cute import arch
 
-from aot.kernels import arithmetic as ar
 from aot.kernels.memory import PINNED
+from aot.kernels.prefix_search import gallop, glance, of_lane, settle
 from aot.kernels.ptx import select
-
-WARP = 32
-LOG2_WARP = 5
+from aot.kernels.warp import WARP
 
 # Of fewer rows a segment, too many are first blocks to read what precedes a block unasked.
 LOG2_MANY_ROWS = 4
-
-
-@cute.jit
-def search(prefixes: cute.Pointer, segments: Int32, value: Int32) -> Int32:
-    """The segment of a `value` that is the same in all lanes: 32 probes a step.
-
-    1,000 segments take two dependent loads and a million take four, where bisection would take
-    ten and twenty.
-    """
-    lane = arch.lane_idx()
-    low = Int32(0)
-    width = segments  # the answer lies in [low, low + width)
-    while width > 1:
-        step = Int32((Uint32(width) + (WARP - 1)) // WARP)
-        offset = Uint32(lane + 1) * Uint32(step)
-        below = Int32(0)
-        if offset < Uint32(width):
-            below = Int32(arch.load(prefixes + (low + Int32(offset)), Int32) <= value)
-        passed = arch.popc(arch.vote_ballot_sync(below != 0)) * step
-        low = low + passed
-        width = min(width - passed, step)
-    return low
-
-
-@cute.jit
-def gallop(prefixes: cute.Pointer, segments: Int32, start: Int32, value: Int32) -> Int32:
-    """The segment of a lane's own `value`, known not to lie before `start`.
-
-    Doubling steps, then halving ones: a value in the start's own segment costs one load.
-    """
-    low = start
-    step = Int32(1)
-    growing = Int32(1)
-    while growing != 0:
-        growing = Int32(0)
-        if step < segments - low:
-            if arch.load(prefixes + (low + step), Int32) <= value:
-                low = low + step
-                growing = Int32(1)
-                step = step * 2
-    while step > 1:
-        step = step // 2
-        if step < segments - low:
-            if arch.load(prefixes + (low + step), Int32) <= value:
-                low = low + step
-    return low
-
-
-@cute.jit
-def guess(segments: Int32, value: Int32, extent: Int32) -> Int32:
-    """The first of the 32 prefixes that a warp looks at for a `value`, the same in all lanes.
-
-    They lie around the place where it would be if the segments shared `extent` equally: so one
-    load finds it where the segments are few or alike.
-    """
-    begin = Int32(0)
-    if segments >= WARP:
-        share = Float32(value) * ar.rcp_approx(Float32(extent))
-        middle = Int32(share * Float32(segments))
-        begin = max(min(middle - WARP // 2, segments - (WARP - 1)), 0)
-    return begin
-
-
-def of_lane(begin: Int32, segments: Int32) -> Int32:
-    """The index of the prefix that a lane looks at: from `begin` on, up to the last one."""
-    index = begin + arch.lane_idx()
-    return select(index < segments, index, segments)
-
-
-def glance(
-    prefixes: cute.Pointer, others: cute.Pointer, segments: Int32, value: Int32, extent: Int32
-) -> tuple[Int32, Int32, Int32]:
-    """Starts loading what `guess` names: its first, a lane's prefix, and the one of `others`."""
-    begin = guess(segments, value, extent)
-    return begin, *_load_lane(prefixes, others, segments, begin)
-
-
-def _load_lane(
-    prefixes: cute.Pointer, others: cute.Pointer, segments: Int32, begin: Int32
-) -> tuple[Int32, Int32]:
-    index = of_lane(begin, segments)
-    return arch.load(prefixes + index, Int32), arch.load(others + index, Int32)
-
-
-@cute.jit
-def settle(
-    prefixes: cute.Pointer,
-    others: cute.Pointer,
-    segments: Int32,
-    value: Int32,
-    begin: Int32,
-    prefix: Int32,
-    other: Int32,
-) -> tuple[Int32, Int32, Int32, Int32]:
-    """Ends what `glance` began: the value's segment, by `search` if it is not among the 32.
-
-    Returns the place among the 32 (those of the lanes now), their first, and the lane's two.
-    """
-    passed = Int32(1)
-    if segments > 1:
-        passed = arch.popc(arch.vote_ballot_sync(prefix <= value))
-    if segments >= WARP:
-        before = (passed == 0) & (begin > 0)
-        behind = (passed == WARP) & (begin + WARP <= segments)
-        # By a vote, so that the compiler knows that the warp stays together.
-        if arch.vote_any_sync(before | behind):
-            begin = search(prefixes, segments, value)
-            passed = Int32(1)
-            prefix, other = _load_lane(prefixes, others, segments, begin)
-    return max(passed - 1, 0), begin, prefix, other
 
 
 @dataclass(frozen=True)
@@ -149,6 +36,15 @@ class Pack:
     def real_rows(self) -> Int32:
         """The number of rows that belong to a segment."""
         return arch.load(self.cu_seqlens_comp + self.segments, Int32)
+
+    def row_or_last(self, row: Uint32) -> Int32:
+        """The row, or the call's last one if there is no such row. It has one at least."""
+        last = Uint32(self.rows - 1)
+        return Int32(select(row < last, row, last))
+
+    def few_segments(self) -> Boolean:
+        """Whether 1 to 31 segments are, all of whose prefixes a warp's lanes see at a glance."""
+        return (self.segments > 0) & (self.segments < WARP)
 
     def filled(self, ratio: int) -> Boolean:
         """Whether row r's own block may be presumed to start at token r * ratio.
@@ -175,9 +71,9 @@ class Pack:
 
 @cute.jit
 def find_row_at_once(pack: Pack, row: Int32, ratio: cutlass.Constexpr) -> tuple[Int32, Int32]:
-    """As `find_row` of a warp's only row, its token and first, where 1 to 31 segments are.
+    """As `find_row` of a warp's only row, its token and first, where `Pack.few_segments`.
 
-    A warp's lanes see all prefixes. Without a branch, so that only these loads are waited for.
+    Without a branch, so that only these loads are waited for.
     """
     index = of_lane(Int32(0), pack.segments)
     prefix, other = (
@@ -205,7 +101,8 @@ def find_row(
 ) -> tuple[Int32, Int32, Int32]:
     """Where a row's block starts: its first token, and whether it is its segment's first, last.
 
-    As `find_segment`, and `place` of what that returns. A row of padding is the pack's start, as a
+    row: this lane's row. warp_row: the least of its warp's rows, and `glanced` what `pack.glance`
+    says of it. several: whether the warp's rows differ. A row of padding is the pack's start, as a
     first block.
     """
     token = Int32(0)
@@ -219,17 +116,15 @@ def find_row(
 
 
 @cute.jit
-def find_segment(
-    pack: Pack, row: Int32, warp_row: Int32, several: Boolean, glanced: tuple
-) -> tuple[Int32, Int32, Int32]:
+def find_segment(pack: Pack, row: Int32, glanced: tuple) -> tuple[Int32, Int32, Int32]:
     """A row's segment: its first row, its first token, and the first row behind it.
 
-    row: this lane's row. warp_row: the least of its warp's rows, and `glanced` what
-    `pack.glance` says of it. several: whether the warp's rows differ.
+    row: the same in all lanes. glanced: what `pack.glance` says of it. Without segments, none is
+    behind it: the end is 0.
     """
     segment_row, segment_token, end = row, Int32(0), Int32(0)
     if pack.segments > 0:
-        segment_row, segment_token, end = _find_segment(pack, row, warp_row, several, glanced)
+        segment_row, segment_token, end = _find_segment(pack, row, row, False, glanced)
     return segment_row, segment_token, end
 
 
@@ -237,7 +132,7 @@ def find_segment(
 def _find_segment(
     pack: Pack, row: Int32, warp_row: Int32, several: Boolean, glanced: tuple
 ) -> tuple[Int32, Int32, Int32]:
-    """As `find_segment`, where there are segments."""
+    """As `find_segment`, where there are segments, of rows as `find_row` takes them."""
     rows, tokens = pack.cu_seqlens_comp, pack.cu_seqlens
     begin, prefix, other = glanced
     found, begin, prefix, other = settle(

@@ -11,14 +11,14 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Int32, Int64, Uint8, Uint32, Uint64
+from cutlass import BFloat16, Int32, Int64, Uint64
 from cutlass.cute import arch
-from cutlass.cute.typing import AddressSpace
 
 from aot.kernels import bf16
+from aot.kernels.column import Column
 from aot.kernels.memory import Matrix, copy_async
 from aot.kernels.ptx import select
-from aot.kernels.segments import WARP
+from aot.kernels.warp import WARP
 from aot.kernels.window import Window
 
 KV, SCORE = 0, 1
@@ -27,42 +27,11 @@ SLOTS = 2  # the row in work and the next one
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of a matrix: its address in row 0, and bytes from row to row.
-
-    Apart from `Matrix`, so that what does not change from row to row is added up once.
-    """
-
-    base: cute.Pointer
-    stride: Int64
-
-    @staticmethod
-    def of(matrix: Matrix, row: Int32, column: Int32) -> "Column":
-        """Counts rows from `row`."""
-        return Column(cute.recast_ptr(matrix.at(row, column), dtype=Uint8), 2 * matrix.stride)
-
-    def pinned(self) -> "Column":
-        """The same, its base out of a shuffle: in registers to stay, not to be computed again.
-
-        Call it where the whole warp comes by.
-        """
-        value = self.base.toint()
-        low = arch.shuffle_sync(Int32(value & Int64(0xFFFFFFFF)), arch.lane_idx())
-        high = arch.shuffle_sync(Int32(value >> 32), arch.lane_idx())
-        address = Int64(Uint32(low)) | (Int64(high) << 32)
-        pointer = cute.make_ptr(Uint8, address, AddressSpace.gmem, assumed_align=1)
-        return Column(pointer, self.stride)
-
-    def at(self, row: Int32) -> cute.Pointer:
-        """The address in a row that is not negative."""
-        return self.base + Int64(Uint32(row)) * self.stride
-
-
-@dataclass(frozen=True)
 class Source:
-    """A lane's first piece of a block's own tokens in kv and score, by the block's first token.
+    """Where a lane's pieces lie in global memory.
 
-    back: bytes from there to the previous block's, of kv and of score.
+    kv, score: its first piece of a block's own tokens, by the block's first token. grad_out: by the
+    row. back: bytes from the own to the previous block's tokens and columns, of kv and of score.
     """
 
     kv: Column
@@ -218,21 +187,3 @@ def copy_grad(
     """Starts a warp's copies of a row of grad_out."""
     if lane < buffer.pieces:
         copy_async(buffer.grad_piece(slot, lane), source.grad_out.at(row), 16)
-
-
-@cute.jit
-def copy_presumed(
-    buffer: cutlass.Constexpr,
-    slot: cute.Pointer,
-    source: Source,
-    token: Int32,
-    own: Boolean,
-    previous: Boolean,
-    lane: Int32,
-) -> None:
-    """Starts copies of the halves that are wanted, for a block that begins at `token`."""
-    if own:
-        copy_own(buffer, slot, source, token, lane)
-    if cutlass.const_expr(buffer.window.coff == 2):
-        if previous:
-            copy_previous(buffer, slot, source, token, Int32(0), lane)

@@ -12,7 +12,7 @@ from cutlass import Float32, Int32
 
 from aot.kernels import arithmetic as ar
 from aot.kernels.memory import load_f32, store_f32
-from aot.kernels.segments import WARP
+from aot.kernels.warp import WARP
 from aot.kernels.window_long import LongWindow
 
 

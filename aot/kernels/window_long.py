@@ -14,7 +14,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 from aot.kernels import bf16
 from aot.kernels.memory import Matrix, load_ape, load_word_once
 from aot.kernels.ptx import select
-from aot.kernels.segments import WARP
+from aot.kernels.warp import WARP
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint16
 from cutlass.cute import arch
 
 from aot.kernels.memory import Matrix, store_f32
-from aot.kernels.segments import WARP, Pack, gallop, glance, settle
+from aot.kernels.prefix_search import gallop, glance, settle
+from aot.kernels.segments import Pack
+from aot.kernels.warp import WARP
 
 WIDE = 8  # elements of a 16-bit type that one store writes where the rows allow it
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 ELEMENT = 2  # bytes of a bf16
 CALLS = ("forward", "backward")
+BOTH = (*CALLS, "both")  # forward and then backward
 
 
 class Pack(NamedTuple):

@@ -9,12 +9,11 @@ from typing import Protocol
 
 from csa_runtime.bench import clock, packs
 from csa_runtime.bench.clock import Call, in_turn
-from csa_runtime.bench.packs import CALLS, Pack
+from csa_runtime.bench.packs import BOTH, CALLS, Pack
 from csa_runtime.bench.problem import Problem, copy_of, copy_sizes
 from csa_runtime.bench.record import COPY, EAGER, TWIN, Row, said
 from csa_runtime.bench.twin import Twin
 
-BOTH = (*CALLS, "both")  # forward and then backward
 ATTEMPTS = 3  # the profiler may lose records
 COLD = 3  # buffers in turn hold this many times the second-level cache
 MOST_SETS = 64  # of buffers in turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from csa_runtime.bench.packs import CALLS, TWELVE
+from csa_runtime.bench.packs import BOTH, CALLS, TWELVE
 from csa_runtime.bench.record import EAGER, OURS, Key, Record
 from csa_runtime.bench.times import Times, number
 
@@ -29,7 +29,7 @@ def graph(times: Times) -> Lines:
     yield from limits(times, "graph", "fwd + bwd us", forward_and_backward(times))
     if times.others:
         yield ""
-        yield from beside(times, "graph", (*CALLS, "both"))
+        yield from beside(times, "graph", BOTH)
 
 
 def forward_and_backward(times: Times) -> Callable[[str], str]:
@@ -96,15 +96,14 @@ def kernels(times: Times) -> Lines:
 
 def wall(times: Times) -> Lines:
     """Every system side by side."""
-    calls = (*CALLS, "both")
     systems = [OURS, *times.others]
-    headings = [f"{system} {' / '.join(NAMES[c] for c in calls)}" for system in systems]
+    headings = [f"{system} {' / '.join(NAMES[c] for c in BOTH)}" for system in systems]
     yield from table(
         [PACK, *headings],
         (
             [
                 pack,
-                *(" / ".join(number(times.us("wall", pack, s, c)) for c in calls) for s in systems),
+                *(" / ".join(number(times.us("wall", pack, s, c)) for c in BOTH) for s in systems),
             ]
             for pack in times.record.packs_of("wall")
         ),
@@ -163,7 +162,10 @@ def segments(times: Times) -> Lines:
         text
         for system in systems
         for call in CALLS
-        for text in (f"{system} {NAMES[call]} us (x copy)", "per byte over one segment's")
+        for text in (
+            us_over(times, "segments", f"{system} {NAMES[call]}"),
+            "per byte over one segment's",
+        )
     ]
     yield from table([PACK, "MB fwd / bwd", *headings], rows())
 

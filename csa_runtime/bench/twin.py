@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from csa_runtime.bench.clock import Call, in_turn, quick_time
-from csa_runtime.bench.packs import Pack
+from csa_runtime.bench.packs import CALLS, Pack
 from csa_runtime.bench.problem import Problem
 from csa_runtime.bench.record import said
 
@@ -154,7 +154,7 @@ class Twin:
                         f"#define UNROLL {unroll}\n#define BACKWARD {int(call == 'backward')}\n"
                         + SOURCE
                     )
-                    for call in ("forward", "backward")
+                    for call in CALLS
                     for unroll in {shape.unroll for shape in SHAPES}
                 }
                 self.compiler = compiler.__name__.removeprefix("by_")
