@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 
 from installed import bundle
 
+from csa_runtime.bench.packs import Pack
+
 LANES = (5, 6, 7)  # log2; of windows that a thread holds
 BLOCKS = (1, 2, 3, 4)  # of a multiprocessor, backward
+WARP = 32
 SAME = 0.01  # within this part of the best, the scheduled shape stays
 ANY = -1
 
@@ -46,6 +49,22 @@ def shapes(manifest: bundle.Manifest, arch: int, multiprocessors: int) -> Iterat
         blocks = [n * multiprocessors for n in BLOCKS] if v["operation"] == "backward" else [0]
         for n in lanes or [scheduled[v["name"]]]:
             yield from (Shape(v["name"], n, ctas) for ctas in blocks)
+
+
+def serving(manifest: bundle.Manifest, shapes: list[Shape], pack: Pack, call: str) -> list[Shape]:
+    """Those of a pack's window that the launcher would take by itself.
+
+    It forces buffered variants onto rows narrower than a warp, but never chooses them there: a row
+    made of such a winner would serve nothing.
+    """
+    window = (call, pack.ratio, pack.coff)
+    names = {
+        v["name"]
+        for v in manifest["variants"]
+        if (v["operation"], v["ratio"], v["coff"]) == window
+        and (v["kind"] != "buffered" or pack.head_dim >= WARP * v["columns"])
+    }
+    return [shape for shape in shapes if shape.variant in names]
 
 
 def with_shapes(manifest: bundle.Manifest, arch: int, wanted: list[Shape]) -> bundle.Manifest:

@@ -58,6 +58,22 @@ def test_shapes_are_of_what_is_built_and_scheduled(tool: Any) -> None:
             assert shape.ctas % 100 == 0 and 5 <= shape.lanes_log2 <= 7
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "absent"), [(32, {"v2_a8", "v4_a8"}), (64, {"v4_a8"}), (128, set())]
+)
+def test_a_pack_gets_what_the_launcher_would_choose(
+    tool: Any, head_dim: int, absent: set[str]
+) -> None:
+    """Of its window, and none that leaves lanes of a buffered variant idle."""
+    pack, shapes = Pack(4, 2, head_dim, (64,)), list(tool.candidates.shapes(MANIFEST, 90, 132))
+    for call, kinds in (("forward", set()), ("backward", {"v2_a8", "v4_a8"})):
+        start = f"csa_{call}_r4_c2_bf16_"
+        window = {s.variant for s in shapes if s.variant.startswith(start)}
+        missing = {start + kind for kind in absent & kinds}
+        served = {s.variant for s in tool.candidates.serving(MANIFEST, shapes, pack, call)}
+        assert served == window - missing
+
+
 @pytest.mark.L1
 def test_the_bundle_launches_each_shape_when_forced_and_none_by_itself(
     tool: Any, tmp_path: Path
