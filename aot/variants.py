@@ -127,6 +127,8 @@ class Variant:
             name += f"_n{self.rows}"
         if self.once:
             name += "_once"
+        if self.early:
+            name += "_early"
         if self.kind == "long":
             name += f"_t{self.threads}"
         if self.required_alignment != self.columns:
@@ -165,10 +167,6 @@ def _forward_blocks(ratio: int, coff: int, columns: int) -> int:
     return 5 if ratio * coff * columns == 32 else 0
 
 
-def _forward_early(ratio: int, coff: int, columns: int) -> bool:
-    return ratio == 4 and (columns == 2 or coff * columns == 8)
-
-
 def _backward_blocks(ratio: int, coff: int, columns: int) -> int:
     # As many blocks as the registers for a thread's window allow without spilling.
     return 2 if ratio * coff * columns >= 16 else 3
@@ -184,10 +182,12 @@ def _long(operation: str, coff: int, columns: int, threads: int, **fields: Any) 
 
 
 _LONG = (
-    _long("forward", 1, 2, 256, batch=16, min_blocks=3, early=True),
+    _long("forward", 1, 2, 256, batch=16),
+    _long("forward", 1, 2, 256, batch=16, early=True),
     _long("forward", 1, 1, 512, batch=8, min_blocks=4),
     # For sm_80 the compiler cannot fit it into four blocks' registers.
     _long("forward", 2, 4, 256, batch=4, min_blocks=4, architectures=(90, 100, 120)),
+    _long("forward", 2, 2, 512, batch=8, min_blocks=2),
     _long("forward", 2, 2, 512, batch=8, min_blocks=2, early=True),
     _long("forward", 2, 1, 512, batch=8),
     # Aligned to 8 elements, rows are copied asynchronously, 16 bytes at a time. A block of sm_120
@@ -226,7 +226,7 @@ VARIANTS: tuple[Variant, ...] = (
     *(
         Variant(
             "forward", ratio, coff, "bf16", columns, FORWARD_THREADS,
-            _forward_blocks(ratio, coff, columns), early=_forward_early(ratio, coff, columns),
+            _forward_blocks(ratio, coff, columns),
         )
         for ratio, coff in SHORT_WINDOWS
         for columns in (1, 2, 4)
@@ -237,7 +237,14 @@ VARIANTS: tuple[Variant, ...] = (
             _forward_blocks(ratio, coff, columns), **fields,
         )
         for ratio, coff in SHORT_WINDOWS
-        for columns, fields in ((2, {"once": True, "early": ratio == 4}), (4, {"rows": 4}))
+        for columns, fields in ((2, {"once": True}), (4, {"rows": 4}))
+    ),
+    *(
+        Variant(
+            "forward", 4, 2, "bf16", columns, FORWARD_THREADS, _forward_blocks(4, 2, columns),
+            early=True,
+        )
+        for columns in (2, 4)
     ),
     *(
         Variant(

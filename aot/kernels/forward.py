@@ -61,19 +61,32 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         warp_row = min(block_row + Uint32((thread & -WARP) >> lanes_log2) * each, last_row)
         active_columns = wanted_column < head_dim
         if cutlass.const_expr(each == 1):
-            row, warp_row = Int32(min(wanted_row, last_row)), Int32(warp_row)
+            tensors = kv, score, ape
             several = lanes_log2 < LOG2_WARP
-            wanted = (wanted_row <= last_row) & active_columns
-            alone = pack.few_segments() & ~several
-            if variant.early & alone & pack.presumable(window.ratio, window.coff):
-                _pool_presumed(
-                    window, variant.once, pack, row, kv, score, ape, out, head_dim, column, wanted
-                )
+            if cutlass.const_expr(variant.early):
+                row, warp_row = Int32(min(wanted_row, last_row)), Int32(warp_row)
+                presumed = ~several & pack.few_segments()
+                if presumed & pack.presumable(window.ratio, window.coff):
+                    word = _pool_presumed(window, pack, row, tensors, head_dim, column)
+                    if (wanted_row <= last_row) & active_columns:
+                        arch.store(out.at(row, column), word)
+                else:
+                    bias = window.load_ape(ape, head_dim, column)
+                    word = _pool_found(
+                        window, variant.once, pack, row, warp_row, several,
+                        tensors, bias, head_dim, column,
+                    )  # fmt: skip
+                    if (wanted_row <= last_row) & active_columns:
+                        arch.store(out.at(row, column), word)
             else:
-                _pool_found(
+                bias = window.load_ape(ape, head_dim, column)
+                row, warp_row = Int32(min(wanted_row, last_row)), Int32(warp_row)
+                word = _pool_found(
                     window, variant.once, pack, row, warp_row, several,
-                    kv, score, ape, out, head_dim, column, wanted,
+                    tensors, bias, head_dim, column,
                 )  # fmt: skip
+                if (wanted_row <= last_row) & active_columns:
+                    arch.store(out.at(row, column), word)
         else:
             _pool_rows(
                 window, each, variant.once, pack, wanted_row, Int32(warp_row), last_row,
@@ -83,65 +96,54 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     return launchable(forward, variant)
 
 
-@cute.jit
-def _pool_presumed(
-    window: cutlass.Constexpr,
-    once: cutlass.Constexpr,
-    pack: Pack,
-    row: Int32,
-    kv: Matrix,
-    score: Matrix,
-    ape: cute.Pointer,
-    out: Matrix,
-    head_dim: Int32,
-    column: Int32,
-    wanted: Boolean,
-) -> None:
-    """Pools a row of few segments, loaded from where its block is presumed to lie.
-
-    It is looked up in the meantime, and loaded again if it does not lie there.
-    """
-    presumed = row * window.ratio
-    # The pack's first block has none before it. Its own tokens do as well.
-    halves = Uint32(presumed), Uint32(max(row - 1, 0) * window.ratio)
-    kv_words, score_words = window.registers(), window.registers()
-    window.put(kv_words, window.load_from(kv, *halves, head_dim, column, once))
-    window.put(score_words, window.load_from(score, *halves, head_dim, column, once))
-    bias = window.load_ape(ape, head_dim, column, pinned=True)
-    token, first = find_row_at_once(pack, row, window.ratio)
-    if token != presumed:
-        window.put(kv_words, window.load(kv, token, first, head_dim, column, once))
-        window.put(score_words, window.load(score, token, first, head_dim, column, once))
-    word = _pool_row(window, first, window.words(kv_words), window.words(score_words), bias)
-    if wanted:
-        arch.store(out.at(row, column), word)
-
-
-@cute.jit
 def _pool_found(
-    window: cutlass.Constexpr,
-    once: cutlass.Constexpr,
+    window: Window,
+    once: bool,
     pack: Pack,
     row: Int32,
     warp_row: Int32,
     several: Boolean,
-    kv: Matrix,
-    score: Matrix,
-    ape: cute.Pointer,
-    out: Matrix,
+    tensors: tuple[Matrix, Matrix, cute.Pointer],
+    bias: list,
     head_dim: Int32,
     column: Int32,
-    wanted: Boolean,
-) -> None:
-    """Pools a row once it is found."""
-    bias = window.load_ape(ape, head_dim, column)
-    glanced, real_rows = pack.glance(warp_row), pack.real_rows()
-    token, first, _ = find_row(pack, row, warp_row, several, glanced, real_rows, window.ratio)
+) -> Any:
+    """The pooled columns of a row, loaded once it is found."""
+    kv, score, _ = tensors
+    token, first, _ = find_row(
+        pack, row, warp_row, several, pack.glance(warp_row), pack.real_rows(), window.ratio
+    )
     kv_words = window.load(kv, token, first, head_dim, column, once)
     score_words = window.load(score, token, first, head_dim, column, once)
-    word = _pool_row(window, first, kv_words, score_words, bias)
-    if wanted:
-        arch.store(out.at(row, column), word)
+    return _pool_row(window, first, kv_words, score_words, bias)
+
+
+@cute.jit
+def _pool_presumed(
+    window: cutlass.Constexpr,
+    pack: Pack,
+    row: Int32,
+    tensors: tuple,
+    head_dim: Int32,
+    column: Int32,
+) -> Any:
+    """The pooled columns of a row of few segments, loaded from where its block is presumed to lie.
+
+    It is looked up in the meantime, and loaded again if it does not lie there.
+    """
+    kv, score, ape = tensors
+    presumed = row * window.ratio
+    # The pack's first block has none before it. Its own tokens do as well.
+    halves = Uint32(presumed), Uint32(max(row - 1, 0) * window.ratio)
+    kv_words, score_words = window.registers(), window.registers()
+    window.put(kv_words, window.load_from(kv, *halves, head_dim, column))
+    window.put(score_words, window.load_from(score, *halves, head_dim, column))
+    bias = window.load_ape(ape, head_dim, column, pinned=True)
+    token, first = find_row_at_once(pack, row, window.ratio)
+    if token != presumed:
+        window.put(kv_words, window.load(kv, token, first, head_dim, column))
+        window.put(score_words, window.load(score, token, first, head_dim, column))
+    return _pool_row(window, first, window.words(kv_words), window.words(score_words), bias)
 
 
 @cute.jit

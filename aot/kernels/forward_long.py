@@ -61,10 +61,17 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         pooled.fill(0.0)
         tensors = Matrix(score, score_stride), Matrix(kv, kv_stride), ape
         sums = highest, total, pooled
-        token, first, batch = _load_first(
-            window, variant.early, pack, row, warp, column, head_dim, tensors
-        )
-        token, ape_row, offset = window.share(token, first, warp, column, head_dim)
+        if cutlass.const_expr(variant.early):
+            batch = window.registers()
+            token, first = _load_early(window, pack, row, warp, column, head_dim, tensors, batch)
+            batch = window.words(batch)
+            token, ape_row, offset = window.share(token, first, warp, column, head_dim)
+        else:
+            token, first, _ = find_row(
+                pack, row, row, Boolean(False), pack.glance(row), pack.real_rows(), window.ratio
+            )
+            token, ape_row, offset = window.share(token, first, warp, column, head_dim)
+            batch = window.load_batch(tensors, token, ape_row, 0, offset, head_dim)
         _accumulate(window, True, batch, sums)
         _pool(window, window.batch, token, ape_row, offset, head_dim, tensors, sums)
         if cutlass.const_expr(window.coff == 2):
@@ -90,24 +97,23 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
 
 
 @cute.jit
-def _load_first(
+def _load_early(
     window: cutlass.Constexpr,
-    early: cutlass.Constexpr,
     pack: Pack,
     row: Int32,
     warp: Int32,
     column: Int32,
     head_dim: Int32,
     tensors: tuple,
-) -> tuple[Int32, Int32, tuple[list, list, list]]:
-    """A row's token and first, and the first batch of the warp's (scores, values, APE).
+    batch: tuple,
+) -> tuple[Int32, Int32]:
+    """Loads a warp's first (scores, values, APE) into `batch`; a row's token and first.
 
-    Of few segments, an early variant has the batch on its way from where `Pack.presumable` lets the
-    block lie before the row is looked up, and loads it again if it does not lie there.
+    Of few segments, they are on their way from where `Pack.presumable` lets the block lie before
+    the row is looked up, and are loaded again if it does not lie there.
     """
-    batch = window.registers()
     token, first = Int32(0), Int32(1)
-    if early & pack.few_segments() & pack.presumable(window.ratio, window.coff):
+    if pack.few_segments() & pack.presumable(window.ratio, window.coff):
         presumed, alone = row * window.ratio, Int32(row == 0)
         window.fill(batch, tensors, presumed, alone, warp, column, head_dim)
         token, first = find_row_at_once(pack, row, window.ratio)
@@ -121,7 +127,7 @@ def _load_first(
             pack, row, row, Boolean(False), pack.glance(row), pack.real_rows(), window.ratio
         )
         window.fill(batch, tensors, token, first, warp, column, head_dim)
-    return token, first, window.words(batch)
+    return token, first
 
 
 def _pool(

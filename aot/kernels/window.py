@@ -82,12 +82,11 @@ class Window:
         previous: Uint32,
         head_dim: Int32,
         column: Int32,
-        once: bool,
     ) -> list:
         """As `load`, of halves that start at these tokens."""
         own = tensor.at(token, self.column(self.positions - 1, head_dim, column))
         back = tensor.at(previous, column)
-        return self._load(range(self.positions), own, back, tensor.stride, once)
+        return self._load(range(self.positions), own, back, tensor.stride, False)
 
     def load_some(
         self,
