@@ -106,7 +106,11 @@ def wide(table: dict[str, Any]) -> None:
     for variant in table["variants"]:
         wanted = {4: 120 << 10, 2: 64 << 10}.get(variant["columns"])
         variant["dynamic_shared"] = wanted or 0
-    alike = {v["name"] for v in table["variants"] if v["rows"] == 1 and "once" not in v["name"]}
+    alike = {
+        v["name"]
+        for v in table["variants"]
+        if v["rows"] == 1 and not v["name"].endswith(("_once", "_early"))
+    }
     rows = [row | {"max_elements": -1} for row in table["schedules"] if row["variant"] in alike]
     table["schedules"] = sorted(rows, key=lambda row: row["variant"], reverse=True)
 
