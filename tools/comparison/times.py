@@ -8,7 +8,7 @@ from comparison.systems import OURS, PEER, System
 from csa_runtime.bench.clock import host_times, raise_clocks
 from csa_runtime.bench.packs import HOST, TWELVE, Pack
 from csa_runtime.bench.peer import Operations
-from csa_runtime.bench.problem import Problem, copy_of
+from csa_runtime.bench.problem import Problem, copy_of, copy_sizes
 from csa_runtime.bench.record import said
 from csa_runtime.bench.sections import in_kernels
 
@@ -58,7 +58,7 @@ def kernel_record(systems: tuple[System, System], pack: Pack) -> dict[str, Any]:
     for name in ("forward", "backward"):
         moved = pack.bytes(name)
         record["bytes"][name] = moved
-        record["copy"][name] = profiled(copy_of(moved), moved)
+        record["copy"][name] = profiled(copy_of(copy_sizes(moved)[0]), moved)
     for who, each in made.items():
         for name, call in each.kernels.items():
             moved = pack.bytes("forward" if name == "forward" else "backward")
