@@ -137,7 +137,7 @@ def _plots() -> Any:
     try:
         from csa_runtime.bench import plots
     except ImportError as error:
-        raise ImportError(f"plots need matplotlib: pip install matplotlib ({error})") from error
+        raise ImportError(f"plots need matplotlib: pip install '.[bench]' in the clone ({error})") from error
     return plots
 
 
