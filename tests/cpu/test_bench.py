@@ -60,8 +60,14 @@ def test_a_stored_run_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         "26.51 / 50.23", "25.33 (0.96)", "96%", "60.58 (1.21)", "113%", "58.64 + 1.94",
     ]  # fmt: skip
     assert row_of(text, "4, 2, 512, 32768x8")[2:] == [
-        "232.09 (0.85)", "1.152", "526.12 (1.01)", "1.041",
+        "273.05* / 520.91", "232.09 (-)", "1.152", "526.12 (1.01)", "1.041",
     ]  # fmt: skip
+    slow = "128, 2, 512, 1x131072"
+    assert row_of(text, slow)[2:] == [
+        "126.87 / 389.16*", "127.68 (1.01)", "102%", "291.79 (-)", "-", "-",
+    ]  # fmt: skip
+    assert text.count("Marked *: a copy ") == 2  # in a graph and of segments, none in kernels
+    assert "Marked *: a copy " in tables.short(read(STORED))
 
 
 def test_other_systems_stand_beside_ours_and_failures_at_the_end(stored: Record) -> None:
