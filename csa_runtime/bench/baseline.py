@@ -36,11 +36,12 @@ def changes(before: Record, now: Record) -> list[Change]:
     if gpus[0] != gpus[1]:
         raise ValueError(f"it was measured on {gpus[0]}, this run on {gpus[1]}")
     then, times = before.times(), now.times()
-    found = []
+    slow, found = before.slow_copies() | now.slow_copies(), []
     for key, us in times.items():
         if key.system == OURS and key.section in COMPARED and key in then:
             copy = key._replace(system=COPY)
-            beside = times[copy] / then[copy] if copy in times and copy in then else None
+            known = copy in times and copy in then and copy not in slow
+            beside = times[copy] / then[copy] if known else None
             found.append(Change(key, then[key], us, beside))
     if not found:
         raise ValueError("it has no time in common with this run")

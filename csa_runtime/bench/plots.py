@@ -17,11 +17,16 @@ from csa_runtime.bench.record import COPY, EAGER, OURS, PEER, TWIN, Record
 from csa_runtime.bench.times import Times
 
 COLOURS = {OURS: "#0b6e99", EAGER: "#c2703d", PEER: "#7a5195", COPY: "#8c8c8c", TWIN: "#3a7d44"}
-KEPT, MISSED = "#0b6e99", "#d1495b"
+KEPT, MISSED, NONE = "#0b6e99", "#d1495b", "#666666"
+STYLES: dict[str, dict[str, Any]] = {
+    COPY: {"linewidth": 6, "alpha": 0.45, "marker": "", "solid_capstyle": "round"},
+    TWIN: {"linestyle": "--", "marker": ""},
+}
+RAGGED = {"linestyle": "--", "marker": "s", "markerfacecolor": "white"}
 INK, FAINT = "#222222", "#dddddd"
 DOTS = 160  # per inch
 SEGMENTS_LIMIT = 1.03  # of one segment's time per byte
-LARGE = 1.5  # more than this many times one segment's is drawn here, and written
+RANGE = 0.9, 1.3  # of the axis; what lies beyond is written at its edge
 
 
 def draw(record: Record, folder: Path) -> list[Path]:
@@ -45,7 +50,7 @@ def draw(record: Record, folder: Path) -> list[Path]:
 
 
 def canvas(
-    times: Times, title: str, size: tuple[float, float], rows: int = 1, columns: int = 1
+    times: Times, title: str, size: tuple[float, float], rows: int, columns: int, *, sharex: Any
 ) -> tuple[Any, Any]:
     """A figure of `size` in inches and its axes, in a grid; below, what was measured on."""
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
@@ -55,7 +60,7 @@ def canvas(
         f"{machine.get('gpu', '')}, torch {machine.get('torch', '')}, one call inside a CUDA graph",
         x=0.01, ha="left", fontsize=8, color="#666666",
     )  # fmt: skip
-    axes = figure.subplots(rows, columns, squeeze=False, sharex="col", sharey=True)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=True)
     for each in axes.flat:
         each.spines[["top", "right"]].set_visible(False)
         each.spines[["left", "bottom"]].set_color("#999999")
@@ -78,35 +83,37 @@ def shares(times: Times) -> Any:
     packs = [pack for pack in packs if any((pack, call, OURS) in found for call in CALLS)]
     if not packs:
         return None
-    title = "Time as a share of its limit: left of the line keeps it"
-    figure, (row,) = canvas(times, title, (9.6, 1.7 + 0.3 * len(packs)), 1, len(CALLS))
+    title, size = "Time per call, % of the limit for its bytes", (9.6, 1.7 + 0.27 * len(packs))
+    figure, (row,) = canvas(times, title, size, 1, len(CALLS), sharex=True)
     for axis, call in zip(row, CALLS, strict=True):
         axis.axvline(100, color=INK, linewidth=1.2, zorder=1)
         for place, pack in enumerate(packs):
             twin, ours = (found.get((pack, call, system)) for system in (TWIN, OURS))
             if twin is not None:
                 axis.plot(twin, place, "|", color=COLOURS[TWIN], markersize=11, markeredgewidth=2)
+            colour = NONE if ours is None else KEPT if ours <= 100 else MISSED
             if ours is not None:
-                colour = KEPT if ours <= 100 else MISSED
                 axis.plot([100, ours], [place, place], color=colour, linewidth=1.6, alpha=0.5)
                 axis.plot(ours, place, "o", color=colour, markersize=7)
-                beyond = (8, "left") if ours > 100 else (-8, "right")
-                axis.annotate(
-                    f"{ours:.0f}", (ours, place), (beyond[0], 0), textcoords="offset points",
-                    ha=beyond[1], va="center", fontsize=8, color=INK,
-                )  # fmt: skip
-        axis.margins(x=0.14)
-        axis.set_title(call, fontsize=10, loc="left", color=INK)
+            axis.text(
+                1.08, place, "-" if ours is None else f"{ours:.0f}", color=colour, ha="right",
+                va="center", fontsize=8.5, transform=axis.get_yaxis_transform(),
+            )  # fmt: skip
+        axis.set_title(call, fontsize=10, color=INK)
         axis.grid(False, axis="y")
         axis.set_xlabel("% of the limit", fontsize=9, color=INK)
     row[0].set_yticks(range(len(packs)), packs)
     row[0].set_ylim(len(packs) - 0.4, -0.6)
-    row[0].set_ylabel("ratio, coff, head_dim, segments x tokens", fontsize=9, color=INK)
-    names = {"o": ("limit kept", KEPT), "o ": ("missed", MISSED)}
+    row[0].annotate(
+        "ratio, coff, head_dim, pack", (0, 1), (-5, 6), xycoords="axes fraction", ha="right",
+        textcoords="offset points", fontsize=9, color=INK,
+    )  # fmt: skip
+    names = [("o", "within the limit", KEPT), ("o", "over it", MISSED)]
     if any(system == TWIN for _, _, system in found):
-        names["|"] = ("twin: the same traffic, nothing computed", COLOURS[TWIN])
-    legend(figure, [Line2D([], [], color=c, marker=m[0], ls="", label=n)
-                    for m, (n, c) in names.items()])  # fmt: skip
+        names.append(("|", "twin: the same traffic, nothing computed", COLOURS[TWIN]))
+    if any(key.section == "graph" for key in times.slow):
+        names.append(("$-$", "no valid copy to set it beside", NONE))
+    legend(figure, [Line2D([], [], color=c, marker=m, ls="", label=n) for m, n, c in names])
     return figure
 
 
@@ -125,7 +132,8 @@ def panels(times: Times, title: str, section: str) -> tuple[Any, list[tuple[Any,
     windows = list(dict.fromkeys(times.record.packs[name].window for name in names))
     if not windows:
         return None, []
-    figure, axes = canvas(times, title, (3.6 * len(windows) + 0.8, 6.4), len(CALLS), len(windows))
+    size = 3.6 * len(windows) + 0.8, 6.4
+    figure, axes = canvas(times, title, size, len(CALLS), len(windows), sharex="col")
     grid = [
         (axes[row, column], window, call)
         for row, call in enumerate(CALLS)
@@ -143,58 +151,64 @@ def panels(times: Times, title: str, section: str) -> tuple[Any, list[tuple[Any,
 
 
 def by_tokens(times: Times) -> Any:
-    """A line a system, both scales logarithmic; grey is what a copy of the bytes takes."""
-    figure, grid = panels(times, "Time by tokens", "tokens")
+    """A line a system, both scales logarithmic; wide and grey is a copy of the same bytes."""
+    figure, grid = panels(times, "Time per call by tokens, one segment", "tokens")
     for axis, window, call in grid:
         for system in (*times.yardsticks("tokens"), OURS, *times.others):
             points = [
                 (times.record.packs[pack].tokens, us)
                 for pack in times.record.packs_of("tokens")
                 if times.record.packs[pack].window == window
-                and (us := times.us("tokens", pack, system, call)) is not None
+                and (us := times.valid("tokens", pack, system, call)) is not None
             ]
-            if system == COPY and points:
-                axis.fill_between(*zip(*points, strict=True), color=COLOURS[COPY], alpha=0.25, lw=0)
-            line(axis, points, system, COLOURS[system], dashed=system in (COPY, TWIN))
+            line(axis, points, system, COLOURS[system], **STYLES.get(system, {}))
             for tokens, us in (points[:1] + points[-1:]) if system == OURS else ():
                 axis.annotate(
-                    f"{us:.3g}", (tokens, us), (0, -16), textcoords="offset points", ha="center",
+                    f"{us:.3g}", (tokens, us), (0, 6), textcoords="offset points", ha="center",
                     fontsize=8, color=COLOURS[OURS],
                 )  # fmt: skip
         axis.set_yscale("log")
         axis.yaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_major_formatter(FuncFormatter(lambda us, _: f"{us:g}"))
     if grid:
-        grid[0][0].set_ylabel("microseconds", fontsize=9, color=INK)
-        grid[0][0].set_ylim(bottom=grid[0][0].get_ylim()[0] / 1.7)  # room for numbers
+        for axis, _, _ in grid:
+            if axis.get_subplotspec().is_first_col():
+                axis.set_ylabel("microseconds", fontsize=9, color=INK)
+        grid[0][0].set_ylim(top=grid[0][0].get_ylim()[1] * 1.5)  # room for numbers
         legend(figure, grid[0][0].get_legend_handles_labels()[0])
     return figure
 
 
 def by_segments(times: Times) -> Any:
     """Time per byte moved, 1 where it is as in one segment; a line a system and kind of lengths."""
-    figure, grid = panels(times, "Time per byte moved, one segment's being 1", "segments")
-    most = SEGMENTS_LIMIT
+    title = "Time per byte by segments, equal or ragged, over one segment's"
+    figure, grid = panels(times, title, "segments")
+    low, high = RANGE
     for axis, window, call in grid:
-        axis.axhline(SEGMENTS_LIMIT, color=INK, linewidth=1.0)
+        axis.axhline(SEGMENTS_LIMIT, color=MISSED, lw=1.4, label=f"limit, {SEGMENTS_LIMIT}")
+        beyond: dict[int, int] = {}  # how many stand at the edge there
         for system in (OURS, *times.others):
             for ragged in (False, True):
                 points = list(_relative(times, window, system, call, ragged))
-                name = f"{system}, {'ragged' if ragged else 'alike'}"
-                shown = [(count, min(over, LARGE)) for count, over in points]
-                most = max([most, *(over for _, over in shown)])
-                line(axis, shown, name, COLOURS[system], dashed=ragged)
+                name = f"{system}, {'ragged' if ragged else 'equal'}"
+                line(axis, points, name, COLOURS[system], **(RAGGED if ragged else {}))
                 for count, over in points:
-                    if over > LARGE:
-                        axis.annotate(
-                            f"{over:.1f} →", (count, LARGE), (-4, -3), textcoords="offset points",
-                            ha="right", fontsize=8, color=COLOURS[system],
-                        )  # fmt: skip
+                    if low <= over <= high:
+                        continue
+                    beyond[count] = beyond.get(count, 0) + 1
+                    sign = ("\u25bc\u25bd" if over < low else "\u25b2\u25b3")[ragged]
+                    axis.annotate(
+                        f"{over:.2f} {sign}", (count, min(max(over, low), high)),
+                        (4, (11 if over < low else -11) * beyond[count]), ha="right", va="center",
+                        textcoords="offset points", fontsize=8, color=COLOURS[system],
+                        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+                    )  # fmt: skip
     if grid:
-        first = grid[0][0]
-        first.set_ylim(0.95, 1 + 1.08 * (most - 1))
-        first.set_ylabel(f"times one segment's (line: {SEGMENTS_LIMIT})", fontsize=9, color=INK)
-        legend(figure, first.get_legend_handles_labels()[0])
+        for axis, _, _ in grid:
+            axis.set_ylim(low, high)
+            if axis.get_subplotspec().is_first_col():
+                axis.set_ylabel("times one segment's", fontsize=9, color=INK)
+        legend(figure, grid[0][0].get_legend_handles_labels()[0])
     return figure
 
 
@@ -215,13 +229,8 @@ def named(window: str) -> str:
     return f"ratio {ratio}, coff {coff}, d {head_dim}"
 
 
-def line(
-    axis: Any, points: list[tuple[int, float]], name: str, colour: str, *, dashed: bool
-) -> None:
+def line(axis: Any, points: list[tuple[int, float]], name: str, colour: str, **style: Any) -> None:
     """Points and what joins them; nothing where there are none."""
     if points:
-        style = "--" if dashed else "-"
-        axis.plot(
-            *zip(*sorted(points), strict=True), style, color=colour, label=name, linewidth=1.6,
-            marker="o", markersize=3.5,
-        )  # fmt: skip
+        style = {"linewidth": 1.6, "marker": "o", "markersize": 4} | style
+        axis.plot(*zip(*sorted(points), strict=True), color=colour, label=name, **style)

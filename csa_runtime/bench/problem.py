@@ -77,8 +77,8 @@ class Problem:
 def copy_sizes(moved: int) -> tuple[int, ...]:
     """Bytes to copy so that `moved` are read and written: half of them, and that rounded up.
 
-    The driver copies some sizes at two thirds of its speed, whole pieces of a power of two at its
-    best, so of both the faster byte by byte counts. A piece is at most a hundredth of the copy.
+    The driver copies some sizes at two thirds of its speed, and rounding may spare it that: of
+    both the faster byte by byte counts. A piece is at most a hundredth of the copy.
     """
     half = -(-moved // 2)
     piece = min(COPY_PIECE, 1 << max(half // COPY_SURPLUS, 1).bit_length() - 1)

@@ -13,6 +13,8 @@ from csa_runtime.bench.packs import CALLS, Pack
 SCHEMA = 1
 OURS, EAGER, PEER = "csa_runtime", "eager", "peer"
 COPY, TWIN = "copy", "twin"  # what moves the same bytes: by the driver, by a kernel of this mix
+LARGE_COPY = 50e6  # bytes moved; from here on all copies of a GPU should be about as fast
+SLOW_COPY = 4 / 5  # of the speed of the fastest large copy
 
 
 def said(error: BaseException, limit: int = 160) -> str:
@@ -90,6 +92,23 @@ class Record:
     def times(self) -> dict[Key, float]:
         """Microseconds of what could be measured."""
         return {row.key: row.us for row in self.rows if row.us is not None}
+
+    def slow_copies(self) -> set[Key]:
+        """Copies that say nothing: large, and far slower than the fastest large one of a section.
+
+        In graphs the driver copies some sizes at two thirds of its speed.
+        """
+        speeds: dict[str, dict[Key, float]] = {}
+        for key, us in self.times().items():
+            moved = self.packs[key.pack].bytes.get(key.call, 0)
+            if key.system == COPY and moved >= LARGE_COPY:
+                speeds.setdefault(key.section, {})[key] = moved / us
+        return {
+            key
+            for copies in speeds.values()
+            for key, speed in copies.items()
+            if speed < SLOW_COPY * max(copies.values())
+        }
 
     def packs_of(self, section: str) -> list[str]:
         """In the order measured."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from csa_runtime.bench.packs import BOTH, CALLS, TWELVE
-from csa_runtime.bench.record import EAGER, OURS, Key, Record
-from csa_runtime.bench.times import Times, number
+from csa_runtime.bench.record import COPY, EAGER, OURS, SLOW_COPY, Key, Record
+from csa_runtime.bench.times import SLOW, Times, number
 
 NAMES = {"forward": "fwd", "backward": "bwd", "both": "fwd + bwd"}
 PACK = "ratio, coff, d, pack"
@@ -61,6 +61,17 @@ def limits(
     sticks = [f"{name} us" for name in times.yardsticks(section)]
     calls = [text for c in CALLS for text in (us_over(times, section, NAMES[c]), "of its limit")]
     yield from table([PACK, "MB fwd / bwd", *sticks, *calls, heading], rows())
+    yield from footnote(times, section, only)
+
+
+def footnote(times: Times, section: str, only: set[str] | None = None) -> Lines:
+    """What the mark says, where a copy bears it."""
+    if any(key.section == section and (only is None or key.pack in only) for key in times.slow):
+        yield ""
+        yield (
+            f"Marked {SLOW}: a copy at less than {SLOW_COPY:.0%} of the fastest one's speed; "
+            "it is no yardstick."
+        )
 
 
 def beside(times: Times, section: str, calls: tuple[str, ...]) -> Lines:
@@ -142,6 +153,7 @@ def cold(times: Times) -> Lines:
         for s in (OURS, *times.others)
     ]
     yield from table([PACK, *(f"{name} us, cold" for name in sticks), *headings], rows())
+    yield from footnote(times, "cold")
 
 
 def segments(times: Times) -> Lines:
@@ -150,7 +162,7 @@ def segments(times: Times) -> Lines:
 
     def rows() -> Iterator[list[str]]:
         for pack in times.record.packs_of("segments"):
-            cells = [pack, megabytes(times, pack)]
+            cells = [pack, megabytes(times, pack), both(times, "segments", pack, COPY)]
             for system in systems:
                 for call in CALLS:
                     over = times.over_one(pack, system, call)
@@ -167,7 +179,8 @@ def segments(times: Times) -> Lines:
             "per byte over one segment's",
         )
     ]
-    yield from table([PACK, "MB fwd / bwd", *headings], rows())
+    yield from table([PACK, "MB fwd / bwd", "copy us", *headings], rows())
+    yield from footnote(times, "segments")
 
 
 def tokens(times: Times) -> Lines:
@@ -180,6 +193,7 @@ def tokens(times: Times) -> Lines:
             for pack in times.record.packs_of("tokens")
         ),
     )
+    yield from footnote(times, "tokens")
 
 
 def megabytes(times: Times, pack: str) -> str:
@@ -189,7 +203,7 @@ def megabytes(times: Times, pack: str) -> str:
 
 def both(times: Times, section: str, pack: str, system: str) -> str:
     """Forward and backward."""
-    return " / ".join(number(times.us(section, pack, system, call)) for call in CALLS)
+    return " / ".join(times.shown(section, pack, system, call) for call in CALLS)
 
 
 def us_over(times: Times, section: str, name: str) -> str:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from csa_runtime.bench.limits import share
 from csa_runtime.bench.record import COPY, EAGER, OURS, PEER, TWIN, Key, Record
 
+SLOW = "*"  # marks the time of a copy that is no yardstick
+
 
 def number(us: float | None) -> str:
     """Microseconds in a table; "-" where there are none."""
@@ -19,11 +21,22 @@ class Times:
         """Of all sections."""
         self.record = record
         self.found = record.times()
+        self.slow = record.slow_copies()
         self.others = [name for name in (EAGER, PEER) if any(k.system == name for k in self.found)]
 
     def us(self, section: str, pack: str, system: str, call: str) -> float | None:
         """Microseconds, if measured."""
         return self.found.get(Key(section, pack, system, call))
+
+    def valid(self, section: str, pack: str, system: str, call: str) -> float | None:
+        """`us`, but of no copy that says nothing."""
+        slow = Key(section, pack, system, call) in self.slow
+        return None if slow else self.us(section, pack, system, call)
+
+    def shown(self, section: str, pack: str, system: str, call: str) -> str:
+        """`us` in a table."""
+        slow = Key(section, pack, system, call) in self.slow
+        return number(self.us(section, pack, system, call)) + SLOW * slow
 
     def yardsticks(self, section: str) -> tuple[str, ...]:
         """The copy, and the twin where the section has it."""
@@ -32,15 +45,15 @@ class Times:
 
     def beside(self, section: str, pack: str, system: str, call: str) -> str:
         """`25.33 (0.96, 1.02)`: us, and how many times each yardstick of the same bytes."""
-        us = self.us(section, pack, system, call)
-        others = [self.us(section, pack, name, call) for name in self.yardsticks(section)]
-        if us is None or not any(others):
+        us, names = self.us(section, pack, system, call), self.yardsticks(section)
+        if us is None or not any(self.us(section, pack, name, call) for name in names):
             return number(us)
+        others = [self.valid(section, pack, name, call) for name in names]
         return f"{number(us)} ({', '.join(f'{us / o:.2f}' if o else '-' for o in others)})"
 
     def share(self, section: str, pack: str, call: str, system: str = OURS) -> float | None:
-        """Of its limit; None where it has none or was not measured."""
-        us, copy = (self.us(section, pack, name, call) for name in (system, COPY))
+        """Of its limit; None where it has none, or it or a valid copy was not measured."""
+        us, copy = (self.valid(section, pack, name, call) for name in (system, COPY))
         sizes = self.record.packs[pack]
         if us is None or copy is None:
             return None

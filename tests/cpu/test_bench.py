@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from csa_runtime.bench import tables
 from csa_runtime.bench.options import SECTIONS
 from csa_runtime.bench.packs import CALLS, TOKENS, Pack
 from csa_runtime.bench.record import COPY, EAGER, OURS, PEER, Record, Row, read
+from csa_runtime.bench.times import Times
 from csa_runtime.errors import DriverError
 from support.stored_run import STORED
 
@@ -60,8 +62,14 @@ def test_a_stored_run_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         "26.51 / 50.23", "25.33 (0.96)", "96%", "60.58 (1.21)", "113%", "58.64 + 1.94",
     ]  # fmt: skip
     assert row_of(text, "4, 2, 512, 32768x8")[2:] == [
-        "232.09 (0.85)", "1.152", "526.12 (1.01)", "1.041",
+        "273.05* / 520.91", "232.09 (-)", "1.152", "526.12 (1.01)", "1.041",
     ]  # fmt: skip
+    slow = "128, 2, 512, 1x131072"
+    assert row_of(text, slow)[2:] == [
+        "126.87 / 389.16*", "127.68 (1.01)", "102%", "291.79 (-)", "-", "-",
+    ]  # fmt: skip
+    assert text.count("Marked *: a copy ") == 2  # in a graph and of segments, none in kernels
+    assert "Marked *: a copy " in tables.short(read(STORED))
 
 
 def test_other_systems_stand_beside_ours_and_failures_at_the_end(stored: Record) -> None:
@@ -160,6 +168,34 @@ def test_plots_are_drawn(tmp_path: Path, stored: Record) -> None:
     ]  # fmt: skip
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     assert plots.draw(Record(), tmp_path) == []
+
+
+def test_a_slow_copy_is_not_drawn(stored: Record) -> None:
+    """Neither a share of the limit that it makes, nor itself; what is beyond an axis is written."""
+    pytest.importorskip("matplotlib", reason="plots need matplotlib, which is not installed")
+    from csa_runtime.bench import plots
+
+    def shares() -> list[list[str]]:
+        figure = plots.shares(Times(stored))
+        return [[text.get_text() for text in axis.texts] for axis in figure.axes]
+
+    texts = shares()
+    assert [each.count("-") for each in texts] == [0, 1] and "72" not in texts[1]
+    one, many = TOKENS[-1], Pack(4, 2, 512, (8,) * 32768)
+    for factor in (1, 2):
+        for pack in TOKENS:
+            us = factor ** (pack is one) * pack.bytes("forward") / 4.2e6
+            stored.add(pack, Row("tokens", pack.name, COPY, "forward", us))
+        lines = [axis.lines for axis in plots.by_tokens(Times(stored)).axes]
+        drawn = sum(len(each.get_xdata()) for axis in lines for each in axis)
+        assert drawn == len(TOKENS) - factor + 1
+    twice = [
+        replace(row, us=2 * row.us) if row.us and row.pack == many.name else row
+        for row in stored.rows
+    ]
+    figure = plots.by_segments(Times(replace(stored, rows=twice)))
+    written = [text.get_text() for axis in figure.axes for text in axis.texts]
+    assert sorted(written) == ["2.08 \u25b2", "2.30 \u25b2", "47.77 \u25b3"]
 
 
 def test_a_run_is_published_into_the_readme(tmp_path: Path) -> None:

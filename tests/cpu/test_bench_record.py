@@ -10,7 +10,8 @@ import pytest
 from csa_runtime.__main__ import main
 from csa_runtime.bench import baseline, limits
 from csa_runtime.bench.packs import Pack
-from csa_runtime.bench.record import OURS, PEER, Record, Row, read
+from csa_runtime.bench.record import COPY, OURS, PEER, TWIN, Record, Row, read
+from csa_runtime.bench.times import Times
 from support.stored_run import STORED
 
 pytestmark = pytest.mark.L0
@@ -124,6 +125,35 @@ def test_a_baseline_of_another_gpu_or_of_nothing_in_common_is_refused(
         other.write(file)
         assert main(["bench", "--from", str(STORED), "--baseline", str(file)]) == 1
         assert words in capsys.readouterr().err
+
+
+def test_a_large_copy_at_less_than_four_fifths_of_the_best_speed_says_nothing() -> None:
+    """Of its own section; small ones are slower anyway."""
+    large, larger, small = (Pack(4, 2, 512, (n,)) for n in (65536, 131072, 8192))
+    record = Record()
+
+    def copy(section: str, pack: Pack, speed: float) -> Row:
+        row = Row(section, pack.name, COPY, "forward", pack.bytes("forward") / speed / 1e6)
+        record.add(pack, row)
+        return row
+
+    copy("tokens", large, 9.0)
+    copy("graph", larger, 4.0)
+    copy("graph", small, 2.0)
+    copy("graph", small, 8.0)
+    assert record.slow_copies() == set()
+    copy("graph", large, 3.21)
+    assert record.slow_copies() == set()
+    record.rows.pop()
+    slow = copy("graph", large, 3.19)
+    assert record.slow_copies() == {slow.key}
+    for name, system in (("ours", OURS), ("twin", TWIN)):
+        record.add(large, replace(slow, system=system, us=100.0, note=name))
+    times = Times(record)
+    assert times.share("graph", large.name, "forward") is None
+    assert times.share("graph", large.name, "forward", TWIN) is None
+    assert times.beside("graph", large.name, OURS, "forward") == "100.00 (-, 1.00)"
+    assert [change.copy for change in baseline.changes(record, record)] == [None]
 
 
 def test_the_stored_run_is_one_row_a_line() -> None:
