@@ -137,7 +137,8 @@ def _plots() -> Any:
     try:
         from csa_runtime.bench import plots
     except ImportError as error:
-        raise ImportError(f"plots need matplotlib: pip install '.[bench]' in the clone ({error})") from error
+        where = "pip install '.[bench]' in the clone"
+        raise ImportError(f"plots need matplotlib: {where} ({error})") from error
     return plots
 
 

@@ -14,7 +14,7 @@ SCHEMA = 1
 OURS, EAGER, PEER = "csa_runtime", "eager", "peer"
 COPY, TWIN = "copy", "twin"  # what moves the same bytes: by the driver, by a kernel of this mix
 LARGE_COPY = 50e6  # bytes moved; from here on all copies of a GPU should be about as fast
-SLOW_COPY = 4 / 5  # of the speed of the fastest large copy
+SLOW_COPY = 4 / 5  # of the speed of another copy, as large or larger
 
 
 def said(error: BaseException, limit: int = 160) -> str:
@@ -94,20 +94,26 @@ class Record:
         return {row.key: row.us for row in self.rows if row.us is not None}
 
     def slow_copies(self) -> set[Key]:
-        """Copies that say nothing: large, and far slower than the fastest large one of a section.
+        """Copies that say nothing: large, and far slower than another of as many bytes or more.
 
-        In graphs the driver copies some sizes at two thirds of its speed.
+        In graphs the driver copies some sizes at two thirds of its speed. Copies of fewer bytes may
+        be faster for a reason, where the second-level cache holds them.
         """
-        speeds: dict[str, dict[Key, float]] = {}
-        for key, us in self.times().items():
-            moved = self.packs[key.pack].bytes.get(key.call, 0)
-            if key.system == COPY and moved >= LARGE_COPY:
-                speeds.setdefault(key.section, {})[key] = moved / us
+        copies = {
+            key: (self.packs[key.pack].bytes.get(key.call, 0), us)
+            for key, us in self.times().items()
+            if key.system == COPY
+        }
         return {
             key
-            for copies in speeds.values()
-            for key, speed in copies.items()
-            if speed < SLOW_COPY * max(copies.values())
+            for key, (moved, us) in copies.items()
+            if moved >= LARGE_COPY
+            and any(
+                other.section == key.section
+                and more >= moved
+                and moved / us < SLOW_COPY * more / its
+                for other, (more, its) in copies.items()
+            )
         }
 
     def packs_of(self, section: str) -> list[str]:

@@ -245,7 +245,7 @@ def test_missing_matplotlib_is_explained(tmp_path: Path) -> None:
     code = f"import sys, csa_runtime.__main__ as m; sys.exit(m.main({arguments!r}))"
     done = run_elsewhere(code, tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "pip install matplotlib" in done.stderr and "Traceback" not in done.stderr
+    assert "pip install '.[bench]'" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_stored_run_is_shown_without_torch_and_matplotlib() -> None:
