@@ -69,8 +69,8 @@ def footnote(times: Times, section: str, only: set[str] | None = None) -> Lines:
     if any(key.section == section and (only is None or key.pack in only) for key in times.slow):
         yield ""
         yield (
-            f"Marked {SLOW}: a copy at less than {SLOW_COPY:.0%} of the speed of another, as large or "
-            "larger; it is no yardstick."
+            f"Marked {SLOW}: a copy at less than {SLOW_COPY:.0%} of the speed of another, as large "
+            "or larger; it is no yardstick."
         )
 
 
