@@ -106,6 +106,16 @@ def test_what_is_beyond_its_tolerance_is_named(
     assert tool.counts.judge(expected(tool, "forward"), calls[0])["wrong"] == [words]
 
 
+@pytest.mark.parametrize(("written", "wrong"), [(3_200_000, False), (9_000_000, True)])
+def test_what_the_cache_held_before_may_reach_memory_beside_a_small_output(
+    tool: Any, written: int, wrong: bool
+) -> None:
+    small = tool.counts.Expected("p", "forward", 537_000_000, 2_000_000, 0, 0, 50_000_000)
+    kernels = [("csa_forward_x", counted(tool, 537_000_000, 2_000_000, written))]
+    calls = tool.counts.per_call(tool.counts.parse(printed(kernels)))
+    assert bool(tool.counts.judge(small, calls[0])["wrong"]) == wrong
+
+
 def test_missing_counters_are_wrong_only_where_bytes_are_missing(tool: Any) -> None:
     text = printed([("csa_forward_x", {tool.counts.READ: "1000000000"})])
     found = tool.counts.judge(expected(tool, "forward"), tool.counts.per_call(
