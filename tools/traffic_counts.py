@@ -116,8 +116,8 @@ def judge(expected: Expected, kernels: list[Counters]) -> dict[str, Any]:
             wrong.append(f"bytes {name} were not counted")
         elif abs(counted / wanted - 1) > TOLERANCE:
             wrong.append(f"{counted / wanted - 1:+.1%} bytes {name}")
-    # What the cache still holds at the end reaches memory later, and some of what it held before does
-    # now: more than a hundredth of a small output, but not of all bytes moved.
+    # What the cache still holds at the end reaches memory later, and some of what it held before
+    # does now: more than a hundredth of a small output, but not of all bytes moved.
     least, most = written - expected.cache, written + TOLERANCE * (read + written)
     if found["dram_written"] is not None and not least <= found["dram_written"] <= most:
         wrong.append(f"{found['dram_written'] / written - 1:+.1%} bytes written to memory")
