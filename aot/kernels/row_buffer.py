@@ -78,13 +78,7 @@ class RowBuffer:
         return WARP // self.pieces
 
     def copy(
-        self,
-        thread: Thread,
-        slot: Int32,
-        which: int,
-        half: int,
-        tensor: Matrix,
-        token: Int32,
+        self, thread: Thread, slot: Int32, which: int, half: int, tensor: Matrix, token: Int32
     ) -> None:
         """Starts a warp's copies of one tensor, KV or SCORE, in one half.
 
@@ -116,13 +110,7 @@ class RowBuffer:
         ]
 
     def write_out(
-        self,
-        thread: Thread,
-        slot: Int32,
-        which: int,
-        half: int,
-        tensor: Matrix,
-        token: Int32,
+        self, thread: Thread, slot: Int32, which: int, half: int, tensor: Matrix, token: Int32
     ) -> None:
         """Writes what a warp has put into its places of a slot to a tensor, as `copy` reads it."""
         source = self._piece(thread, slot, which, half)
@@ -147,12 +135,7 @@ class RowBuffer:
 
 
 @cute.jit
-def copy_row(
-    buffer: cutlass.Constexpr,
-    thread: Thread,
-    row: Row,
-    inputs: Pair,
-) -> None:
+def copy_row(buffer: cutlass.Constexpr, thread: Thread, row: Row, inputs: Pair) -> None:
     """Starts a warp's copies of a row."""
     window = cutlass.const_expr(buffer.window)
     for half in cutlass.range_constexpr(window.coff):

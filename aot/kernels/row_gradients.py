@@ -21,11 +21,7 @@ from aot.kernels.thread import Thread
 
 @cute.jit
 def write_zeros(
-    buffer: cutlass.Constexpr,
-    thread: Thread,
-    outputs: Pair,
-    token: Int32,
-    unpooled: Boolean,
+    buffer: cutlass.Constexpr, thread: Thread, outputs: Pair, token: Int32, unpooled: Boolean
 ) -> None:
     """Zeros at a block's own tokens in the columns that the next block pools, if none does."""
     window = cutlass.const_expr(buffer.window)
@@ -94,12 +90,7 @@ def write_gradients(
 
 
 def _gradients(
-    i: int,
-    grads: list,
-    products: list,
-    registers: Registers,
-    scales: list,
-    dots: list,
+    i: int, grads: list, products: list, registers: Registers, scales: list, dots: list
 ) -> tuple[list[Float32], list[Float32]]:
     """A thread's gradients at its i-th position, of kv and of score, per column."""
     of_kv, of_score = [], []
