@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int64
 
 from aot.kernels.memory import copy_async, load_f32, store_f32
+from aot.kernels.thread import Thread
 from aot.kernels.warp import WARP
 from aot.kernels.window_long import LongWindow
 
@@ -32,51 +33,33 @@ class ApeTile:
         """Size in 32-bit words."""
         return self.window.positions * self.window.tile if self.held else 0
 
-    def read(
-        self,
-        memory: cute.Pointer,
-        ape: cute.Pointer,
-        head_dim: Int32,
-        warp: Int32,
-        lane: Int32,
-        column: Int32,
-        half: int,
-    ) -> list[list[Float32]]:
+    def read(self, thread: Thread, ape: cute.Pointer, half: int) -> list[list[Float32]]:
         """A thread's part of a half, [position][column]."""
         if not self.held:
-            return self.window.load_whole_ape(ape, head_dim, warp, column, half)
+            return self.window.load_whole_ape(ape, thread, half)
         return [
-            load_f32(self.at(memory, warp, lane, half, k), self.window.columns)
-            for k in range(self.window.run)
+            load_f32(self.at(thread, half, k), self.window.columns) for k in range(self.window.run)
         ]
 
-    def at(self, memory: cute.Pointer, warp: Int32, lane: Int32, half: int, k: int) -> cute.Pointer:
+    def at(self, thread: Thread, half: int, k: int) -> cute.Pointer:
         """Where a thread's columns of its k-th position in a half lie."""
-        row = warp * self.window.run + (half * self.window.ratio + k)
-        return memory + self.offset + (row * WARP + lane) * self.window.columns
+        row = thread.warp * self.window.run + (half * self.window.ratio + k)
+        return thread.memory + self.offset + (row * WARP + thread.lane) * self.window.columns
 
 
 @cute.jit
-def fill_ape_tile(
-    tile: cutlass.Constexpr,
-    memory: cute.Pointer,
-    ape: cute.Pointer,
-    head_dim: Int32,
-    warp: Int32,
-    lane: Int32,
-    column: Int32,
-) -> None:
+def fill_ape_tile(tile: cutlass.Constexpr, thread: Thread, ape: cute.Pointer) -> None:
     """Starts copying a thread's part to shared memory; sets it to zeros without an APE."""
     window = cutlass.const_expr(tile.window)
     if ape.toint() == 0:
         for half in cutlass.range_constexpr(window.coff):
             for k in cutlass.range_constexpr(window.run):
-                target = tile.at(memory, warp, lane, half, k)
+                target = tile.at(thread, half, k)
                 store_f32(target, [Float32(0.0)] * window.columns)
     else:
-        width = Int64(head_dim) * window.coff
-        source = ape + (warp * window.run * width + column)
+        width = Int64(thread.head_dim) * window.coff
+        source = ape + (thread.warp * window.run * width + thread.column)
         for half in cutlass.range_constexpr(window.coff):
             for k in cutlass.range_constexpr(window.run):
-                target = tile.at(memory, warp, lane, half, k)
-                copy_async(target, source + (k * width + half * head_dim), 4 * window.columns)
+                target, offset = tile.at(thread, half, k), k * width + half * thread.head_dim
+                copy_async(target, source + offset, 4 * window.columns)

@@ -19,19 +19,13 @@ from aot.kernels.ape_table import ApeTable, fold_into_plane
 from aot.kernels.column import Column
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
+from aot.kernels.pair import KV, SCORE
 from aot.kernels.parked import Parked
 from aot.kernels.presumed_row import Presumed, copy_presumed, copy_rest
 from aot.kernels.segments import Pack, find_segment, place
 from aot.kernels.warp import LOG2_WARP, WARP
 from aot.kernels.warp_ape import WarpApe, start_ape, write_zeros
-from aot.kernels.warp_buffer import (
-    KV,
-    SCORE,
-    WarpBuffer,
-    copy_grad,
-    copy_own,
-    copy_previous,
-)
+from aot.kernels.warp_buffer import WarpBuffer, copy_grad, copy_own, copy_previous
 from aot.kernels.warp_gradients import differentiate, write_gradients, zero_first_half
 from aot.kernels.window import Window
 from aot.variants import Variant

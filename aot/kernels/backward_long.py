@@ -19,12 +19,14 @@ from aot.kernels import bf16
 from aot.kernels.ape_tile import fill_ape_tile
 from aot.kernels.block_layout import block_layout
 from aot.kernels.launchable import launchable
-from aot.kernels.memory import Matrix, load_word_once, store_f32
-from aot.kernels.row_buffer import DEPTH, copy_row
-from aot.kernels.row_gradients import write_gradients, write_zeros
+from aot.kernels.memory import Matrix, load_word_once
+from aot.kernels.pair import Pair
+from aot.kernels.row_buffer import DEPTH, Row, copy_row
+from aot.kernels.row_gradients import write_gradients, write_sums, write_zeros
 from aot.kernels.row_table import look_up_rows, row_of
 from aot.kernels.segments import Pack, find_row
-from aot.kernels.softmax_row import softmax_row
+from aot.kernels.softmax_row import Registers, softmax_row
+from aot.kernels.thread import Thread
 from aot.kernels.warp import WARP
 from aot.variants import Variant
 
@@ -59,24 +61,23 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         column_tiles: Int32,
         groups: Int32,
     ) -> None:
-        thread, _, _ = arch.thread_idx()
+        thread_index, _, _ = arch.thread_idx()
         block, _, _ = arch.block_idx()
-        lane, warp = thread % WARP, arch.make_warp_uniform(thread // WARP)
+        lane, warp = thread_index % WARP, arch.make_warp_uniform(thread_index // WARP)
         group, column_tile = block // column_tiles, block % column_tiles
         tile_column = column_tile * window.tile
         wanted_column = tile_column + lane * window.columns
         column = min(wanted_column, head_dim - window.columns)
-        # A lane copies other columns than it reads: 16 bytes, of its own warp's positions.
-        copied_column = row_buffer.column(tile_column, head_dim, lane)
+        copied = row_buffer.column(tile_column, head_dim, lane)
         active = wanted_column < head_dim
 
         memory = arch.get_dyn_smem(Float32, alignment=16)
+        thread = Thread(memory, warp, lane, head_dim, tile_column, column, copied)
 
         pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
-        kv, score = Matrix(kv, kv_stride), Matrix(score, score_stride)
+        inputs = Pair(Matrix(kv, kv_stride), Matrix(score, score_stride))
         grad_out = Matrix(grad_out, grad_out_stride)
-        grad_kv = Matrix(grad_kv, grad_kv_stride)
-        grad_score = Matrix(grad_score, grad_score_stride)
+        outputs = Pair(Matrix(grad_kv, grad_kv_stride), Matrix(grad_score, grad_score_stride))
         # The first row is found by itself, and travels while the others are looked up.
         real_rows = pack.real_rows()
         row = row_of(Int32(0), group, groups)
@@ -89,39 +90,28 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         grad_word = bf16.WORD[window.columns](0)
         if row < real_rows:
             grad_word = load_word_once(grad_out.at(row, column), window.columns)
-            copy_row(
-                row_buffer, memory, Int32(0), kv, score, token, first,
-                warp, lane, copied_column, head_dim,
-            )  # fmt: skip
+            copy_row(row_buffer, thread, Row(Int32(0), token, first), inputs)
         if cutlass.const_expr(ape_tile.held):
-            fill_ape_tile(ape_tile, memory, ape, head_dim, warp, lane, column)
+            fill_ape_tile(ape_tile, thread, ape)
         arch.cp_async_commit_group()
-        look_up_rows(row_table, memory, Int32(0), pack, group, groups, rows)
+        look_up_rows(row_table, memory, Int32(0), pack, group, groups)
 
-        sums = cute.make_rmem_tensor((window.warp_positions, window.columns), Float32)
-        sums.fill(0.0)
-        weights = cute.make_rmem_tensor((window.warp_positions, window.columns), Float32)
-        kept = (window.warp_positions - window.reread, window.columns)
-        products = cute.make_rmem_tensor(kept, Float32)
+        registers = Registers.of(window)
         index = Int32(0)
         while row < real_rows:
             later = index + (DEPTH - 1)
             if row_of(later, group, groups) < real_rows:
                 if later % variant.threads == 0:
-                    look_up_rows(row_table, memory, later, pack, group, groups, rows)
+                    look_up_rows(row_table, memory, later, pack, group, groups)
                 later_token, later_first, _ = row_table.read(memory, later)
-                copy_row(
-                    row_buffer, memory, later % DEPTH, kv, score, later_token, later_first,
-                    warp, lane, copied_column, head_dim,
-                )  # fmt: skip
+                copy_row(row_buffer, thread, Row(later % DEPTH, later_token, later_first), inputs)
             arch.cp_async_commit_group()
             slot = index % DEPTH
             token, first, last = row_table.read(memory, index)
+            current = Row(slot, token, first)
             if cutlass.const_expr(window.coff == 2):
-                write_zeros(
-                    row_buffer, grad_kv, grad_score, token, (last != 0) | (row + 1 >= real_rows),
-                    warp, lane, column, copied_column, tile_column, head_dim,
-                )  # fmt: skip
+                unpooled = (last != 0) | (row + 1 >= real_rows)
+                write_zeros(row_buffer, thread, outputs, token, unpooled)
             grads = bf16.unpack(grad_word, window.columns)
             next_row = row_of(index + 1, group, groups)
             if next_row < real_rows:
@@ -129,25 +119,12 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             arch.cp_async_wait_group(DEPTH - 1)
             arch.sync_warp()
 
-            scales, dots = softmax_row(
-                layout, memory, slot, ape, head_dim, warp, lane, column,
-                first, grads, weights, products,
-            )  # fmt: skip
-            write_gradients(
-                row_buffer, memory, slot, grad_kv, grad_score, token, first,
-                warp, lane, column, copied_column, tile_column, head_dim,
-                grads, weights, products, scales, dots, sums,
-            )  # fmt: skip
+            softmax = softmax_row(layout, thread, current, ape, grads, registers)
+            write_gradients(row_buffer, thread, current, outputs, grads, registers, softmax)
             arch.sync_warp()  # the next copies overwrite what every lane has read by now
             row = next_row
             index = index + 1
         if active & (workspace.toint() != 0):
-            width = Int64(head_dim) * window.coff
-            plane = workspace + Int64(group) * (window.ratio * width)
-            base = plane + (warp * window.run * width + column)
-            for half in cutlass.range_constexpr(window.coff):
-                for k in cutlass.range_constexpr(window.run):
-                    row_sums = [sums[half * window.run + k, v] for v in range(window.columns)]
-                    store_f32(base + (k * width + half * head_dim), row_sums)
+            write_sums(window, thread, workspace, group, registers)
 
     return launchable(backward, variant)

@@ -4,7 +4,8 @@
 from dataclasses import dataclass
 
 from aot.kernels.ape_tile import ApeTile
-from aot.kernels.row_buffer import PIECE, RowBuffer
+from aot.kernels.memory import PIECE
+from aot.kernels.row_buffer import RowBuffer
 from aot.kernels.row_table import RowTable
 from aot.kernels.warp import WARP
 from aot.kernels.warp_exchange import WarpExchange

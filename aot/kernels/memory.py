@@ -114,6 +114,9 @@ def zero_16(address: cute.Pointer) -> None:
     store_f32(address, [Float32(0.0)] * 4)
 
 
+PIECE = 8  # bf16 of 16 bytes
+
+
 def copy_async(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
     """Starts copying 4, 8 or 16 bytes, both ends aligned, from global to shared memory.
 

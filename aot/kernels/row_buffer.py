@@ -10,18 +10,27 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32
+from cutlass import BFloat16, Boolean, Float32, Int32
 from cutlass.cute import arch
 
 from aot.kernels import bf16
-from aot.kernels.memory import Matrix, copy_async, load_16, load_word_once
+from aot.kernels.memory import PIECE, Matrix, copy_async, load_16, load_word_once
+from aot.kernels.pair import Pair
 from aot.kernels.ptx import select
+from aot.kernels.thread import Thread
 from aot.kernels.warp import WARP
 from aot.kernels.window_long import LongWindow
 
-KV, SCORE = 0, 1
-PIECE = 8  # bf16 of one asynchronous copy: 16 bytes
 DEPTH = 2  # slots: the row in work and the next one
+
+
+@dataclass(frozen=True)
+class Row:
+    """The slot of a row, and where it lies: its block's first token, and whether a first block."""
+
+    slot: Int32
+    token: Int32
+    first: Int32
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,14 @@ class RowBuffer:
         column = tile_column + lane * self.window.columns
         return select(column < head_dim, column, head_dim - self.window.columns)
 
+    def computes(self, thread: Thread) -> Boolean:
+        """Whether the columns that a lane computes exist."""
+        return thread.tile + thread.lane * self.window.columns < thread.head_dim
+
+    def copies(self, thread: Thread) -> Boolean:
+        """Whether the columns that a lane copies exist, where it copies asynchronously."""
+        return thread.tile + thread.lane % self.pieces * PIECE < thread.head_dim
+
     @property
     def pieces(self) -> int:
         """Pieces of one position's tile."""
@@ -61,40 +78,30 @@ class RowBuffer:
         return WARP // self.pieces
 
     def copy(
-        self,
-        memory: cute.Pointer,
-        slot: Int32,
-        which: int,
-        half: int,
-        tensor: Matrix,
-        token: Int32,
-        warp: Int32,
-        lane: Int32,
-        column: Int32,
+        self, thread: Thread, slot: Int32, which: int, half: int, tensor: Matrix, token: Int32
     ) -> None:
         """Starts a warp's copies of one tensor, KV or SCORE, in one half.
 
-        token: of the warp's first position there. column: as `self.column` gives it, packed.
+        token: of the warp's first position there.
         """
+        column = thread.copied + half * thread.head_dim
         if self.asynchronous:
-            source = tensor.at(token + lane // self.pieces, column)
-            target = self._piece(memory, slot, which, half, warp, lane)
+            source = tensor.at(token + thread.lane // self.pieces, column)
+            target = self._piece(thread, slot, which, half)
             for k in range(0, self.window.run, self.together):
                 copy_async(target + k * self.window.tile, source + k * tensor.stride, 16)
         else:
             columns, positions = self.window.columns, range(self.window.run)
             source = tensor.at(token, column)
-            target = self.at(memory, slot, which, half, warp, lane)
+            target = self.at(thread, slot, which, half)
             words = [load_word_once(source + k * tensor.stride, columns) for k in positions]
             for k, word in enumerate(words):
                 arch.store(target + k * self.window.tile, word, ss="cta")
 
-    def read(
-        self, memory: cute.Pointer, slot: Int32, which: int, half: int, warp: Int32, lane: Int32
-    ) -> list[list[Float32]]:
+    def read(self, thread: Thread, slot: Int32, which: int, half: int) -> list[list[Float32]]:
         """A thread's values of one tensor in one half, [position][column] fp32."""
         columns = self.window.columns
-        first = self.at(memory, slot, which, half, warp, lane)
+        first = self.at(thread, slot, which, half)
         return [
             bf16.unpack(
                 arch.load(first + k * self.window.tile, bf16.WORD[columns], ss="cta"), columns
@@ -103,62 +110,36 @@ class RowBuffer:
         ]
 
     def write_out(
-        self,
-        memory: cute.Pointer,
-        slot: Int32,
-        which: int,
-        half: int,
-        tensor: Matrix,
-        token: Int32,
-        warp: Int32,
-        lane: Int32,
-        column: Int32,
+        self, thread: Thread, slot: Int32, which: int, half: int, tensor: Matrix, token: Int32
     ) -> None:
         """Writes what a warp has put into its places of a slot to a tensor, as `copy` reads it."""
-        source = self._piece(memory, slot, which, half, warp, lane)
-        target = tensor.at(token + lane // self.pieces, column)
+        source = self._piece(thread, slot, which, half)
+        column = thread.copied + half * thread.head_dim
+        target = tensor.at(token + thread.lane // self.pieces, column)
         for k in range(0, self.window.run, self.together):
             arch.store(target + k * tensor.stride, load_16(source + k * self.window.tile))
 
-    def at(
-        self, memory: cute.Pointer, slot: Int32, which: int, half: int, warp: Int32, lane: Int32
-    ) -> cute.Pointer:
+    def at(self, thread: Thread, slot: Int32, which: int, half: int) -> cute.Pointer:
         """Where a thread's columns of its first position in a half lie; `tile` apart the next."""
-        return self._position(memory, slot, which, half, warp) + lane * self.window.columns
+        return self._position(thread, slot, which, half) + thread.lane * self.window.columns
 
-    def _piece(
-        self, memory: cute.Pointer, slot: Int32, which: int, half: int, warp: Int32, lane: Int32
-    ) -> cute.Pointer:
-        first = self._position(memory, slot, which, half, warp)
+    def _piece(self, thread: Thread, slot: Int32, which: int, half: int) -> cute.Pointer:
+        first, lane = self._position(thread, slot, which, half), thread.lane
         return first + (lane // self.pieces * self.window.tile + lane % self.pieces * PIECE)
 
-    def _position(
-        self, memory: cute.Pointer, slot: Int32, which: int, half: int, warp: Int32
-    ) -> cute.Pointer:
+    def _position(self, thread: Thread, slot: Int32, which: int, half: int) -> cute.Pointer:
         row = (slot * 2 + which) * self.window.positions + half * self.window.ratio
-        row = row + warp * self.window.run
-        return cute.recast_ptr(memory + self.offset, dtype=BFloat16) + row * self.window.tile
+        row = row + thread.warp * self.window.run
+        base = cute.recast_ptr(thread.memory + self.offset, dtype=BFloat16)
+        return base + row * self.window.tile
 
 
 @cute.jit
-def copy_row(
-    buffer: cutlass.Constexpr,
-    memory: cute.Pointer,
-    slot: Int32,
-    kv: Matrix,
-    score: Matrix,
-    token: Int32,
-    first: Int32,
-    warp: Int32,
-    lane: Int32,
-    column: Int32,
-    head_dim: Int32,
-) -> None:
-    """Starts a warp's copies of the row whose block begins at `token`."""
+def copy_row(buffer: cutlass.Constexpr, thread: Thread, row: Row, inputs: Pair) -> None:
+    """Starts a warp's copies of a row."""
     window = cutlass.const_expr(buffer.window)
     for half in cutlass.range_constexpr(window.coff):
-        if window.exists(half, first):
-            start = window.token(token, warp, half)
-            at = column + half * head_dim
-            buffer.copy(memory, slot, KV, half, kv, start, warp, lane, at)
-            buffer.copy(memory, slot, SCORE, half, score, start, warp, lane, at)
+        if window.exists(half, row.first):
+            start = window.token(row.token, thread.warp, half)
+            for which, tensor in inputs.both():
+                buffer.copy(thread, row.slot, which, half, tensor, start)

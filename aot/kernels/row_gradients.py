@@ -7,85 +7,63 @@ that it has used up, and writes them out from there, 16 bytes at a time.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
-from aot.kernels.memory import Matrix, zero_16
-from aot.kernels.row_buffer import KV, PIECE, SCORE
+from aot.kernels.memory import store_f32, zero_16
+from aot.kernels.pair import KV, SCORE, Pair
+from aot.kernels.row_buffer import Row
+from aot.kernels.softmax_row import Registers
+from aot.kernels.thread import Thread
 
 
 @cute.jit
 def write_zeros(
-    buffer: cutlass.Constexpr,
-    grad_kv: Matrix,
-    grad_score: Matrix,
-    token: Int32,
-    unpooled: Boolean,
-    warp: Int32,
-    lane: Int32,
-    column: Int32,
-    copied_column: Int32,
-    tile_column: Int32,
-    head_dim: Int32,
+    buffer: cutlass.Constexpr, thread: Thread, outputs: Pair, token: Int32, unpooled: Boolean
 ) -> None:
     """Zeros at a block's own tokens in the columns that the next block pools, if none does."""
     window = cutlass.const_expr(buffer.window)
-    start = window.token(token, warp, 1)
+    start = window.token(token, thread.warp, 1)
     if cutlass.const_expr(buffer.asynchronous):
-        if unpooled & (tile_column + lane % buffer.pieces * PIECE < head_dim):
-            start = start + lane // buffer.pieces
-            to_kv = grad_kv.at(start, copied_column)
-            to_score = grad_score.at(start, copied_column)
+        if unpooled & buffer.copies(thread):
+            start = start + thread.lane // buffer.pieces
+            to_kv, to_score = outputs.at(start, thread.copied)
             for k in cutlass.range_constexpr(0, window.run, buffer.together):
-                zero_16(to_kv + k * grad_kv.stride)
-                zero_16(to_score + k * grad_score.stride)
-    elif unpooled & (tile_column + lane * window.columns < head_dim):
-        to_kv, to_score = grad_kv.at(start, column), grad_score.at(start, column)
+                zero_16(to_kv + k * outputs.kv.stride)
+                zero_16(to_score + k * outputs.score.stride)
+    elif unpooled & buffer.computes(thread):
+        to_kv, to_score = outputs.at(start, thread.column)
         zero = bf16.WORD[window.columns](0)
         for k in cutlass.range_constexpr(window.run):
-            arch.store(to_kv + k * grad_kv.stride, zero)
-            arch.store(to_score + k * grad_score.stride, zero)
+            arch.store(to_kv + k * outputs.kv.stride, zero)
+            arch.store(to_score + k * outputs.score.stride, zero)
 
 
 @cute.jit
 def write_gradients(
     buffer: cutlass.Constexpr,
-    memory: cute.Pointer,
-    slot: Int32,
-    grad_kv: Matrix,
-    grad_score: Matrix,
-    token: Int32,
-    first: Int32,
-    warp: Int32,
-    lane: Int32,
-    column: Int32,
-    copied_column: Int32,
-    tile_column: Int32,
-    head_dim: Int32,
+    thread: Thread,
+    row: Row,
+    outputs: Pair,
     grads: list,
-    weights: cute.Tensor,
-    products: cute.Tensor,
-    scales: list,
-    dots: list,
-    sums: cute.Tensor,
+    registers: Registers,
+    softmax: tuple,
 ) -> None:
-    """Writes a warp's gradients of the row in `slot` and adds those of the scores to `sums`.
+    """Writes a warp's gradients of a row and adds those of the scores to the sums.
 
-    weights, products, scales, dots: as `softmax_row` leaves them.
+    softmax: as `softmax_row` returns it, and leaves the registers.
     """
     window = cutlass.const_expr(buffer.window)
-    exists = tile_column + lane * window.columns < head_dim
+    exists = buffer.computes(thread)
     if cutlass.const_expr(buffer.staged):
         exists = Boolean(True)  # until they are written out
     for half in cutlass.range_constexpr(window.coff):
-        if window.exists(half, first) & exists:
-            kv = buffer.at(memory, slot, KV, half, warp, lane)
-            score = buffer.at(memory, slot, SCORE, half, warp, lane)
-            start = window.token(token, warp, half)
-            to_kv = grad_kv.at(start, column + half * head_dim)
-            to_score = grad_score.at(start, column + half * head_dim)
+        if window.exists(half, row.first) & exists:
+            kv, score = (buffer.at(thread, row.slot, which, half) for which in (KV, SCORE))
+            start = window.token(row.token, thread.warp, half)
+            to_kv, to_score = outputs.at(start, thread.column + half * thread.head_dim)
             for k in cutlass.range_constexpr(window.run):
                 i = half * window.run + k
                 if cutlass.const_expr(i < window.reread):
@@ -93,40 +71,51 @@ def write_gradients(
                     values = bf16.unpack(word, window.columns)
                     u = [ar.mul_rn(g, x) for g, x in zip(grads, values, strict=True)]
                 else:
-                    u = [products[i - window.reread, v] for v in range(window.columns)]
-                of_kv, of_score = _gradients(i, grads, weights, u, scales, dots, sums)
+                    u = [registers.products[i - window.reread, v] for v in range(window.columns)]
+                of_kv, of_score = _gradients(i, grads, u, registers, *softmax)
                 if cutlass.const_expr(buffer.staged):
                     arch.store(kv + k * window.tile, bf16.pack(of_kv), ss="cta")
                     arch.store(score + k * window.tile, bf16.pack(of_score), ss="cta")
                 else:
-                    arch.store(to_kv + k * grad_kv.stride, bf16.pack(of_kv))
-                    arch.store(to_score + k * grad_score.stride, bf16.pack(of_score))
+                    arch.store(to_kv + k * outputs.kv.stride, bf16.pack(of_kv))
+                    arch.store(to_score + k * outputs.score.stride, bf16.pack(of_score))
     if cutlass.const_expr(buffer.staged):
         arch.sync_warp()
-        if tile_column + lane % buffer.pieces * PIECE < head_dim:
+        if buffer.copies(thread):
             for half in cutlass.range_constexpr(window.coff):
-                if window.exists(half, first):
-                    start = window.token(token, warp, half)
-                    at = copied_column + half * head_dim
-                    buffer.write_out(memory, slot, KV, half, grad_kv, start, warp, lane, at)
-                    buffer.write_out(memory, slot, SCORE, half, grad_score, start, warp, lane, at)
+                if window.exists(half, row.first):
+                    start = window.token(row.token, thread.warp, half)
+                    for which, tensor in outputs.both():
+                        buffer.write_out(thread, row.slot, which, half, tensor, start)
 
 
 def _gradients(
-    i: int,
-    grads: list,
-    weights: cute.Tensor,
-    products: list,
-    scales: list,
-    dots: list,
-    sums: cute.Tensor,
+    i: int, grads: list, products: list, registers: Registers, scales: list, dots: list
 ) -> tuple[list[Float32], list[Float32]]:
     """A thread's gradients at its i-th position, of kv and of score, per column."""
     of_kv, of_score = [], []
     for v, g in enumerate(grads):
-        p = ar.mul_rn(weights[i, v], scales[v])
+        p = ar.mul_rn(registers.weights[i, v], scales[v])
         ds = ar.fma_rn(-p, dots[v], ar.mul_rn(products[v], p))
-        sums[i, v] = sums[i, v] + ds
+        registers.sums[i, v] = registers.sums[i, v] + ds
         of_kv.append(ar.mul_rn(g, p))
         of_score.append(ds)
     return of_kv, of_score
+
+
+@cute.jit
+def write_sums(
+    window: cutlass.Constexpr,
+    thread: Thread,
+    workspace: cute.Pointer,
+    group: Int32,
+    registers: Registers,
+) -> None:
+    """Writes a thread's sums to its group's plane of the workspace."""
+    width = Int64(thread.head_dim) * window.coff
+    plane = workspace + Int64(group) * (window.ratio * width)
+    base = plane + (thread.warp * window.run * width + thread.column)
+    for half in cutlass.range_constexpr(window.coff):
+        for k in cutlass.range_constexpr(window.run):
+            sums = [registers.sums[half * window.run + k, v] for v in range(window.columns)]
+            store_f32(base + (k * width + half * thread.head_dim), sums)

@@ -65,14 +65,13 @@ def look_up_rows(
     pack: Pack,
     group: Int32,
     groups: Int32,
-    rows: Int32,
 ) -> None:
     """Enters the block's rows from its index-th on. Every thread calls it.
 
     For rows that are not real the entries are safe and meaningless.
     """
     thread, _, _ = arch.thread_idx()
-    end = Uint32(rows - 1)
+    end = Uint32(pack.rows - 1)
     mine = Int32(min(row_of(index + thread, group, groups), end))
     warp_row = Int32(min(Uint32(index + (thread & -WARP)) * Uint32(groups), end))
     token, first, last = find_row(

@@ -16,13 +16,12 @@ from cutlass.cute import arch
 
 from aot.kernels import bf16
 from aot.kernels.column import Column
-from aot.kernels.memory import Matrix, copy_async
+from aot.kernels.memory import PIECE, Matrix, copy_async
+from aot.kernels.pair import KV, SCORE
 from aot.kernels.ptx import select
 from aot.kernels.warp import WARP
 from aot.kernels.window import Window
 
-KV, SCORE = 0, 1
-PIECE = 8  # bf16 of one copy: 16 bytes
 SLOTS = 2  # the row in work and the next one
 
 

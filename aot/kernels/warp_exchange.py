@@ -12,6 +12,7 @@ from cutlass import Float32, Int32
 
 from aot.kernels import arithmetic as ar
 from aot.kernels.memory import load_f32, store_f32
+from aot.kernels.thread import Thread
 from aot.kernels.warp import WARP
 from aot.kernels.window_long import LongWindow
 
@@ -33,40 +34,36 @@ class WarpExchange:
         """Size of both tables in 32-bit words: a maximum and two sums an entry."""
         return 3 * self.entries
 
-    def write_maxima(
-        self, memory: cute.Pointer, warp: Int32, lane: Int32, maxima: list[Float32]
-    ) -> None:
+    def write_maxima(self, thread: Thread, maxima: list[Float32]) -> None:
         """Publishes a thread's maximum of each of its columns."""
-        store_f32(self._maximum(memory, warp, lane), maxima)
+        store_f32(self._maximum(thread, thread.warp), maxima)
 
-    def maxima(self, memory: cute.Pointer, lane: Int32) -> list[Float32]:
+    def maxima(self, thread: Thread) -> list[Float32]:
         """The maximum over all warps, of each of a thread's columns."""
         parts = [
-            load_f32(self._maximum(memory, Int32(w), lane), self.window.columns)
+            load_f32(self._maximum(thread, Int32(w)), self.window.columns)
             for w in range(self.window.warps)
         ]
         return [ar.largest(list(column)) for column in zip(*parts, strict=True)]
 
-    def write_sums(
-        self, memory: cute.Pointer, warp: Int32, lane: Int32, sums: list[Float32]
-    ) -> None:
+    def write_sums(self, thread: Thread, sums: list[Float32]) -> None:
         """Publishes a thread's two sums of each of its columns."""
-        store_f32(self._sums(memory, warp, lane), sums)
+        store_f32(self._sums(thread, thread.warp), sums)
 
-    def sums(self, memory: cute.Pointer, lane: Int32) -> list[Float32]:
+    def sums(self, thread: Thread) -> list[Float32]:
         """The sums over all warps, in ascending order, of each of a thread's columns."""
         count = 2 * self.window.columns
         totals = [Float32(0.0)] * count
         for w in range(self.window.warps):
-            part = load_f32(self._sums(memory, Int32(w), lane), count)
+            part = load_f32(self._sums(thread, Int32(w)), count)
             totals = [total + x for total, x in zip(totals, part, strict=True)]
         return totals
 
-    def _maximum(self, memory: cute.Pointer, warp: Int32, lane: Int32) -> cute.Pointer:
-        return memory + self.offset + self._entry(warp, lane)
+    def _maximum(self, thread: Thread, warp: Int32) -> cute.Pointer:
+        return thread.memory + self.offset + self._entry(warp, thread.lane)
 
-    def _sums(self, memory: cute.Pointer, warp: Int32, lane: Int32) -> cute.Pointer:
-        return memory + self.offset + (self.entries + 2 * self._entry(warp, lane))
+    def _sums(self, thread: Thread, warp: Int32) -> cute.Pointer:
+        return thread.memory + self.offset + (self.entries + 2 * self._entry(warp, thread.lane))
 
     def _entry(self, warp: Int32, lane: Int32) -> Int32:
         return (warp * WARP + lane) * self.window.columns

@@ -51,16 +51,17 @@ class Window:
         head_dim: Int32,
         column: Int32,
         once: bool = False,
+        positions: range | None = None,
     ) -> list:
         """One word of `columns` elements per position; the first block's previous half is junk.
 
-        once: whether to load past the first-level cache.
+        once: whether to load past the first-level cache. positions: those wanted, or all.
         """
         own, back = self._places(tensor, token, head_dim, column)
         previous = own
         if cutlass.const_expr(self.coff == 2):
             previous = own - select(first != 0, Int64(0), back)
-        return self._load(range(self.positions), own, previous, tensor.stride, once)
+        return self._load(own, previous, tensor.stride, once, positions)
 
     def registers(self) -> cute.Tensor:
         """Room for a window's words, of no value yet."""
@@ -86,20 +87,7 @@ class Window:
         """As `load`, of halves that start at these tokens."""
         own = tensor.at(token, self.column(self.positions - 1, head_dim, column))
         back = tensor.at(previous, column)
-        return self._load(range(self.positions), own, back, tensor.stride, False)
-
-    def load_some(
-        self,
-        positions: range,
-        tensor: Matrix,
-        token: Int32,
-        head_dim: Int32,
-        column: Int32,
-        once: bool,
-    ) -> list:
-        """As `load`, of these positions, which exist."""
-        own, back = self._places(tensor, token, head_dim, column)
-        return self._load(positions, own, own - back, tensor.stride, once)
+        return self._load(own, back, tensor.stride)
 
     def _places(
         self, tensor: Matrix, token: Int32, head_dim: Int32, column: Int32
@@ -109,11 +97,16 @@ class Window:
         return own, self.ratio * tensor.stride + head_dim
 
     def _load(
-        self, positions: range, own: cute.Pointer, previous: cute.Pointer, stride: Int64, once: bool
+        self,
+        own: cute.Pointer,
+        previous: cute.Pointer,
+        stride: Int64,
+        once: bool = False,
+        positions: range | None = None,
     ) -> list:
         load = load_word_once if once else load_word
         words = []
-        for position in positions:
+        for position in range(self.positions) if positions is None else positions:
             base = previous if self.previous(position) else own
             words.append(load(base + (position % self.ratio) * stride, self.columns))
         return words

@@ -14,6 +14,7 @@ from cutlass import Boolean, Float32, Int32, Int64
 from aot.kernels import bf16
 from aot.kernels.memory import Matrix, load_ape, load_word_once
 from aot.kernels.ptx import select
+from aot.kernels.thread import Thread
 from aot.kernels.warp import WARP
 
 
@@ -182,13 +183,12 @@ class LongWindow:
 
         return load_ape(ape, address, count, self.columns, pinned)
 
-    def load_whole_ape(
-        self, ape: cute.Pointer, head_dim: Int32, warp: Int32, column: Int32, half: int
-    ) -> list:
-        """A warp's APE in a half, [position][column]. column: within the half."""
+    def load_whole_ape(self, ape: cute.Pointer, thread: Thread, half: int) -> list:
+        """A thread's APE in a half, [position][column]."""
         rows: list = []
         count = min(self.run, self.batch)
         for begin in range(0, self.run, count):
-            at = column + half * head_dim
-            rows += self.load_ape(ape, head_dim, warp * self.run, begin, count, at)
+            at = thread.column + half * thread.head_dim
+            row = thread.warp * self.run
+            rows += self.load_ape(ape, thread.head_dim, row, begin, count, at)
         return rows

@@ -6,7 +6,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import csa_runtime
 
 ELEMENT = 2  # bytes of a bf16
 CALLS = ("forward", "backward")
@@ -70,6 +72,18 @@ class Pack(NamedTuple):
         read = 2 * self.used * self.head_dim
         written = 2 * self.tokens * self.coff * self.head_dim if call == "backward" else 0
         return ELEMENT * (read + out + written)
+
+    def explain(self, call: str) -> dict[str, Any]:
+        """What the launcher chooses for "forward" or "backward", as `csa_runtime.explain`."""
+        return csa_runtime.explain(
+            call,
+            ratio=self.ratio,
+            coff=self.coff,
+            head_dim=self.head_dim,
+            total_tokens=self.tokens,
+            total_comp=self.rows,
+            segments=self.segments,
+        )
 
 
 def parse(text: str) -> Pack:
