@@ -133,9 +133,8 @@ class Variant:
             name += f"_t{self.threads}"
         if self.required_alignment != self.columns:
             name += f"_a{self.required_alignment}"
-        if self.kind == "long":
-            if self.holds_ape:
-                name += "_ape"
+        if self.holds_ape:
+            name += "_ape"
         return name
 
     @property

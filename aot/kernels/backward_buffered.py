@@ -72,7 +72,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         lane, warp = thread % WARP, arch.make_warp_uniform(thread // WARP)
         group = Int32(Uint32(block) // Uint32(column_tiles))
         column_tile = block - group * column_tiles
-        tile_column = column_tile * buffer.tile
+        tile_column = column_tile * window.warp_tile
         wanted_column = tile_column + lane * window.columns
         column = min(wanted_column, head_dim - window.columns)
         active = wanted_column < head_dim

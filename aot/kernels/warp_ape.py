@@ -27,19 +27,14 @@ class WarpApe:
     window: Window
 
     @property
-    def tile(self) -> int:
-        """Columns of the tile."""
-        return WARP * self.window.columns
-
-    @property
     def zeros(self) -> int:
         """Where the zeros begin, in words."""
-        return self.window.positions * self.tile
+        return self.window.positions * self.window.warp_tile
 
     @property
     def words(self) -> int:
         """Size in words, of the zeros too."""
-        return self.zeros + (self.window.positions - self.window.ratio) * self.tile
+        return self.zeros + (self.window.positions - self.window.ratio) * self.window.warp_tile
 
     def read(self, memory: cute.Pointer, lane: Int32, first: Int32) -> list[list[Float32]]:
         """A lane's APE, [position][column]; a first block's previous half reads zeros."""
@@ -47,7 +42,10 @@ class WarpApe:
         own = memory + lane * window.columns
         previous = own + select(first != 0, Int32(self.zeros), Int32(0))
         return [
-            load_f32((previous if window.previous(k) else own) + k * self.tile, window.columns)
+            load_f32(
+                (previous if window.previous(k) else own) + k * self.window.warp_tile,
+                window.columns,
+            )
             for k in range(window.positions)
         ]
 

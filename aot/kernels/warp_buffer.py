@@ -52,14 +52,9 @@ class WarpBuffer:
     offset: int
 
     @property
-    def tile(self) -> int:
-        """Columns of a block's tile."""
-        return WARP * self.window.columns
-
-    @property
     def pieces(self) -> int:
         """Pieces of one position's tile."""
-        return self.tile // PIECE
+        return self.window.warp_tile // PIECE
 
     @property
     def together(self) -> int:
@@ -69,7 +64,7 @@ class WarpBuffer:
     @property
     def slot_elements(self) -> int:
         """bf16 of a slot."""
-        return (2 * self.window.positions + 1) * self.tile
+        return (2 * self.window.positions + 1) * self.window.warp_tile
 
     @property
     def bytes(self) -> int:
@@ -115,16 +110,18 @@ class WarpBuffer:
 
     def _word(self, slot: cute.Pointer, row: int, lane: Int32) -> Any:
         columns = self.window.columns
-        address = slot + (lane * columns + row * self.tile)
+        address = slot + (lane * columns + row * self.window.warp_tile)
         return arch.load(address, bf16.WORD[columns], ss="cta")
 
     def piece(self, slot: cute.Pointer, which: int, position: int, lane: Int32) -> cute.Pointer:
         """Where a lane's piece of a position goes, and of its instruction's other positions."""
-        return slot + (lane * PIECE + (which * self.window.positions + position) * self.tile)
+        return slot + (
+            lane * PIECE + (which * self.window.positions + position) * self.window.warp_tile
+        )
 
     def grad_piece(self, slot: cute.Pointer, lane: Int32) -> cute.Pointer:
         """Where a lane's piece of grad_out goes."""
-        return slot + (lane * PIECE + 2 * self.window.positions * self.tile)
+        return slot + (lane * PIECE + 2 * self.window.positions * self.window.warp_tile)
 
 
 @cute.jit

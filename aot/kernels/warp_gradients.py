@@ -7,7 +7,6 @@ A warp has the whole row, so a half that does not exist costs one branch, not a 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
-from cutlass.cute import arch
 
 from aot.kernels import bf16
 from aot.kernels.column import Column
@@ -53,24 +52,23 @@ def write_gradients(
     own = cutlass.const_expr(window.positions - window.ratio)
     if active:
         at_kv, at_score = to_kv.at(token), to_score.at(token)
-        for k in cutlass.range_constexpr(window.ratio):
-            arch.store(at_kv + k * to_kv.stride, kv_words[own + k])
-        for k in cutlass.range_constexpr(window.ratio):
-            arch.store(at_score + k * to_score.stride, score_words[own + k])
-        for k in cutlass.range_constexpr(own, window.positions):
-            for v in cutlass.range_constexpr(window.columns):
-                sums[k, v] = sums[k, v] + addends[k][v]
+        store_rows(Boolean(True), at_kv, to_kv.stride, kv_words[own:])
+        store_rows(Boolean(True), at_score, to_score.stride, score_words[own:])
+        _add(sums, range(own, window.positions), addends)
         if cutlass.const_expr(window.coff == 2):
             if previous:
                 at_kv = at_kv - (window.ratio * to_kv.stride + 2 * Int64(head_dim))
                 at_score = at_score - (window.ratio * to_score.stride + 2 * Int64(head_dim))
-                for k in cutlass.range_constexpr(window.ratio):
-                    arch.store(at_kv + k * to_kv.stride, kv_words[k])
-                for k in cutlass.range_constexpr(window.ratio):
-                    arch.store(at_score + k * to_score.stride, score_words[k])
-                for k in cutlass.range_constexpr(own):
-                    for v in cutlass.range_constexpr(window.columns):
-                        sums[k, v] = sums[k, v] + addends[k][v]
+                store_rows(Boolean(True), at_kv, to_kv.stride, kv_words[:own])
+                store_rows(Boolean(True), at_score, to_score.stride, score_words[:own])
+                _add(sums, range(own), addends)
+
+
+def _add(sums: cute.Tensor, positions: range, addends: list) -> None:
+    """Adds [position][column] of these positions to (positions, columns)."""
+    for k in positions:
+        for v, addend in enumerate(addends[k]):
+            sums[k, v] = sums[k, v] + addend
 
 
 @cute.jit

@@ -18,6 +18,7 @@ from cutlass.cute import arch
 from aot.kernels import bf16
 from aot.kernels.memory import Matrix, load_ape, load_word, load_word_once
 from aot.kernels.ptx import select
+from aot.kernels.warp import WARP
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Window:
     def positions(self) -> int:
         """Number of positions: ratio * coff."""
         return self.ratio * self.coff
+
+    @property
+    def warp_tile(self) -> int:
+        """Columns that a warp's lanes own, side by side."""
+        return WARP * self.columns
 
     def previous(self, position: int) -> bool:
         """Whether a position belongs to the previous block."""

@@ -68,10 +68,13 @@ class Pack(NamedTuple):
 
         Of both inputs only what some row consumes. Backward writes both gradients in full.
         """
-        out = self.rows * self.head_dim
-        read = 2 * self.used * self.head_dim
-        written = 2 * self.tokens * self.coff * self.head_dim if call == "backward" else 0
-        return ELEMENT * (read + out + written)
+        read = 2 * self.used + (self.rows if call == "backward" else 0)
+        return ELEMENT * read * self.head_dim + self.written(call)
+
+    def written(self, call: str) -> int:
+        """The bytes of `bytes` that are written."""
+        rows = 2 * self.tokens * self.coff if call == "backward" else self.rows
+        return ELEMENT * rows * self.head_dim
 
     def explain(self, call: str) -> dict[str, Any]:
         """What the launcher chooses for "forward" or "backward", as `csa_runtime.explain`."""

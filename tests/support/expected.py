@@ -116,9 +116,9 @@ def choose(
     for row, variant in scheduled(table, family, arch, limit, elements):
         if forced not in (None, row["variant"]):
             continue
-        if variant["kind"] == "buffered" and call["head_dim"] < 32 * variant["columns"]:
-            if not forced:
-                continue
+        narrow = variant["kind"] == "buffered" and call["head_dim"] < 32 * variant["columns"]
+        if narrow and not forced:
+            continue
         tiles = columns_layout(row, variant, call["head_dim"])[1]
         if fits(operation, call, variant) and (row["ctas"] or tiles <= GRID_Y_MAX):
             return row, variant
