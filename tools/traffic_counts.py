@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable
 from typing import Any, NamedTuple
+
+from profiler import Kernel, first_of
+from profiler import markdown as table
 
 SECTOR = 32  # bytes
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
@@ -23,9 +24,6 @@ TOLERANCE = 0.01
 # Percent of a sector's bytes that the first kernel's requests use, at least: what a row looks up
 # (prefixes, 4 bytes each) is among the loads.
 FULL = {"ld": 95.0, "st": 99.0}
-MAIN = ("csa_forward_", "csa_backward_")
-
-Counters = dict[str, float]
 
 
 class Expected(NamedTuple):
@@ -45,54 +43,13 @@ class Expected(NamedTuple):
     cache: int
 
 
-def parse(text: str) -> list[tuple[str, Counters]]:
-    """Kernels in launch order and their counters, from `ncu --csv --page raw --print-units base`.
-
-    Raises:
-        ValueError: there is no table in it.
-    """
-    lines = text.splitlines()
-    head = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if head is None:
-        raise ValueError("the profiler printed no table")
-    found = []
-    for row in csv.DictReader(lines[head:]):
-        if row["ID"] and row["ID"].isdigit():  # below the headings stand the units
-            values = {name: number(row.get(name)) for name in METRICS}
-            found.append((row["Kernel Name"], {n: v for n, v in values.items() if v is not None}))
-    return found
-
-
-def number(text: str | None) -> float | None:
-    """`1,234.5`; None for what was not measured."""
-    try:
-        return float((text or "").replace(",", ""))
-    except ValueError:
-        return None
-
-
-def per_call(kernels: Iterable[tuple[str, Counters]]) -> list[list[Counters]]:
-    """Counters of each call's kernels: what finishes a backward belongs to it."""
-    calls: list[list[Counters]] = []
-    for name, counters in kernels:
-        if any(main in name for main in MAIN) or not calls:
-            calls.append([])
-        calls[-1].append(counters)
-    return calls
-
-
-def first_of(counters: Counters, names: tuple[str, ...]) -> float | None:
-    """The first of these counters that there is."""
-    return next((counters[name] for name in names if name in counters), None)
-
-
-def total(kernels: list[Counters], names: tuple[str, ...]) -> float | None:
+def total(kernels: list[Kernel], names: tuple[str, ...]) -> float | None:
     """Of all kernels of a call; None where one has none of these counters."""
-    values = [first_of(counters, names) for counters in kernels]
+    values = [first_of(counters, names) for _, counters in kernels]
     return None if None in values else sum(value for value in values if value is not None)
 
 
-def judge(expected: Expected, kernels: list[Counters]) -> dict[str, Any]:
+def judge(expected: Expected, kernels: list[Kernel]) -> dict[str, Any]:
     """What was counted over what was expected, and what is wrong with it."""
     read = expected.read + expected.aside_read
     written = expected.written + expected.aside_written
@@ -104,9 +61,10 @@ def judge(expected: Expected, kernels: list[Counters]) -> dict[str, Any]:
         "loaded": None if loaded is None else loaded * SECTOR,
         "stored": None if stored is None else stored * SECTOR,
     }
+    first = kernels[0][1]
     for op in FULL:
-        found[f"used_{op}"] = kernels[0].get(USED.format(op))
-        found[f"sectors_{op}"] = kernels[0].get(SECTORS.format(op))
+        found[f"used_{op}"] = first.get(USED.format(op))
+        found[f"sectors_{op}"] = first.get(SECTORS.format(op))
     wrong = []
     for name, counted, wanted in (
         ("read from memory", found["dram_read"], read),
@@ -136,8 +94,7 @@ HEADINGS = (
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """A line a call."""
-    lines = [HEADINGS, tuple("---" for _ in HEADINGS), *map(cells, rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return table(HEADINGS, map(cells, rows))
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:

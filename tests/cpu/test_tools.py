@@ -22,7 +22,7 @@ def test_host_cost_refuses_what_makes_no_batch(tmp_path: Path, given: tuple[str,
 
 @pytest.mark.L0
 @pytest.mark.parametrize(
-    "tool", ["attest", "capture_storm", "gate", "host_cost", "peer", "traffic", "tune"]
+    "tool", ["attest", "capture_storm", "counters", "gate", "host_cost", "peer", "traffic", "tune"]
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     tmp_path: Path, tool: str

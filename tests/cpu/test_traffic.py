@@ -4,46 +4,27 @@
 import json
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
+from support.profiled import printed, stand_in
+from support.tools import TOOLS, load
 
 pytestmark = pytest.mark.L0
-
-HEAD = ["ID", "Process ID", "Kernel Name", "Device", "CC"]
 
 
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The tool as a module."""
-    monkeypatch.syspath_prepend(TOOLS)
-    loader = SourceFileLoader("traffic", str(TOOLS / "traffic"))
-    spec = spec_from_loader("traffic", loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    return load("traffic", monkeypatch)
 
 
-def printed(kernels: list[tuple[str, dict[str, str]]]) -> str:
-    """As the profiler prints it: chatter, headings, units, a line a kernel."""
-    names = list(kernels[0][1])
-    lines = ["==PROF== Connected to process 7", '"quoted" chatter of the program']
-    for row in (
-        [*HEAD, *names],
-        ["", "", "", "", "", *("byte" for _ in names)],
-        *(
-            [str(i), "7", name, "NVIDIA H200", "9.0", *values.values()]
-            for i, (name, values) in enumerate(kernels)
-        ),
-    ):
-        lines.append(",".join(f'"{cell}"' for cell in row))
-    return "\n".join(lines) + "\n"
+def calls_of(tool: Any, text: str) -> list[Any]:
+    """The calls that the profiler printed."""
+    calls: list[Any] = tool.profiler.per_call(tool.profiler.parse(text))
+    return calls
 
 
 def counted(tool: Any, read: int, stored: int, written: int, **others: str) -> dict[str, str]:
@@ -73,7 +54,7 @@ def test_kernels_become_calls_and_calls_are_judged(tool: Any) -> None:
             ("csa_finish_f32_e32_0", counted(tool, 10**7, 10**6, 0)),
         ]
     )
-    calls = tool.counts.per_call(tool.counts.parse(text))
+    calls = calls_of(tool, text)
     assert [len(kernels) for kernels in calls] == [1, 2]
     rows = [
         tool.counts.judge(expected(tool, call), kernels)
@@ -102,7 +83,7 @@ def test_what_is_beyond_its_tolerance_is_named(
     tool: Any, read: int, stored: int, written: int, ld: str, words: str
 ) -> None:
     kernels = [("csa_forward_x", counted(tool, read, stored, written, ld=ld))]
-    calls = tool.counts.per_call(tool.counts.parse(printed(kernels)))
+    calls = calls_of(tool, printed(kernels))
     assert tool.counts.judge(expected(tool, "forward"), calls[0])["wrong"] == [words]
 
 
@@ -112,22 +93,19 @@ def test_what_the_cache_held_before_may_reach_memory_beside_a_small_output(
 ) -> None:
     small = tool.counts.Expected("p", "forward", 537_000_000, 2_000_000, 0, 0, 50_000_000)
     kernels = [("csa_forward_x", counted(tool, 537_000_000, 2_000_000, written))]
-    calls = tool.counts.per_call(tool.counts.parse(printed(kernels)))
+    calls = calls_of(tool, printed(kernels))
     assert bool(tool.counts.judge(small, calls[0])["wrong"]) == wrong
 
 
 def test_missing_counters_are_wrong_only_where_bytes_are_missing(tool: Any) -> None:
     text = printed([("csa_forward_x", {tool.counts.READ: "1000000000"})])
-    found = tool.counts.judge(expected(tool, "forward"), tool.counts.per_call(
-        tool.counts.parse(text))[0])  # fmt: skip
+    found = tool.counts.judge(expected(tool, "forward"), calls_of(tool, text)[0])
     assert found["wrong"] == ["bytes written to the cache were not counted"]
     with pytest.raises(ValueError, match="no table"):
-        tool.counts.parse("==ERROR== ERR_NVGPUCTRPERM\n")
+        tool.profiler.parse("==ERROR== ERR_NVGPUCTRPERM\n")
 
 
-PROFILER = """#!{python}
-import json, pathlib, sys
-given = sys.argv[1:]
+PROFILER = """
 asked = given[given.index("--metrics") + 1].split(",")
 if "lts__t_sectors_op_read.sum" in asked:
     sys.exit("==ERROR== Failed to find metric lts__t_sectors_op_read.sum")
@@ -142,9 +120,7 @@ def test_the_command_runs_the_profiler_and_asks_again_without_what_it_does_not_k
 ) -> None:
     plan = json.dumps([expected(tool, "forward")._asdict()])
     text = printed([("csa_forward_x", counted(tool, read, 10**9, 10**9))])
-    fake = tmp_path / "ncu"
-    fake.write_text(PROFILER.format(python=sys.executable, plan=plan, text=text))
-    fake.chmod(0o755)
+    fake = stand_in(tmp_path, PROFILER.format(plan=plan, text=text))
     found = tmp_path / "found.json"
     command = [sys.executable, str(TOOLS / "traffic"), "--ncu", str(fake), "--json", str(found)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

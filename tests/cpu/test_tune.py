@@ -5,8 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from csa_runtime.bench import clock
 from csa_runtime.bench.packs import Pack
 from support import expected
+from support.tools import load
 
 pytestmark = pytest.mark.L0
 
@@ -38,13 +37,7 @@ print(json.dumps([plans, chosen["variant"]]))
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The tool as a module."""
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    loader = SourceFileLoader("tune", str(ROOT / "tools" / "tune"))
-    spec = spec_from_loader("tune", loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    return load("tune", monkeypatch)
 
 
 def test_shapes_are_of_what_is_built_and_scheduled(tool: Any) -> None:
