@@ -15,6 +15,7 @@ from cutlass import Boolean, Int32, Int64, Uint32
 from cutlass.cute import arch
 
 from aot.kernels import bf16
+from aot.kernels.forward_grid import column_tile_and_row_block
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
 from aot.kernels.pooling import pool
@@ -47,7 +48,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         lanes_log2: Int32,
     ) -> None:
         thread, _, _ = arch.thread_idx()
-        row_block, column_tile, _ = arch.block_idx()
+        column_tile, row_block = column_tile_and_row_block()
         column_lane = thread & ((Int32(1) << lanes_log2) - 1)
         wanted_column = ((column_tile << lanes_log2) + column_lane) * window.columns
         column = min(wanted_column, head_dim - window.columns)
@@ -58,7 +59,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         # A thread takes `each` consecutive rows, and so do a warp's threads together: of several,
         # its lanes look one up each. Threads past the edge repeat its loads and store nothing.
         last_row = Uint32(rows - 1)
-        block_row = Uint32(row_block) * ((Uint32(threads) >> Uint32(lanes_log2)) * each)
+        block_row = row_block * ((Uint32(threads) >> Uint32(lanes_log2)) * each)
         wanted_row = block_row + Uint32(thread >> lanes_log2) * each
         warp_row = min(block_row + Uint32((thread & -WARP) >> lanes_log2) * each, last_row)
         if cutlass.const_expr(each == 1):

@@ -15,6 +15,7 @@ from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
+from aot.kernels.forward_grid import column_tile_and_row_block
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
 from aot.kernels.segments import Pack, find_row, find_row_at_once
@@ -48,11 +49,12 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         lanes_log2: Int32,
     ) -> None:
         thread, _, _ = arch.thread_idx()
-        row, column_tile, _ = arch.block_idx()
+        column_tile, row_block = column_tile_and_row_block()
         lane, warp = thread % WARP, arch.make_warp_uniform(thread // WARP)
         column = min((column_tile * WARP + lane) * window.columns, head_dim - window.columns)
 
         pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
+        row = pack.row_or_last(row_block)
         highest = cute.make_rmem_tensor((window.columns,), Float32)
         total = cute.make_rmem_tensor((window.columns,), Float32)
         pooled = cute.make_rmem_tensor((window.columns,), Float32)

@@ -73,11 +73,10 @@ static bool within(const struct csa_schedule *row, int64_t elements) {
 
 /* Whether the device and the size let a row serve the problem, whatever its alignment. */
 static bool fits(const struct csa_bundle *bundle, const struct csa_target *target,
-                 const struct csa_schedule *row, const csa_args *a, struct csa_layout *layout) {
+                 const struct csa_schedule *row, const csa_args *a) {
   const struct csa_variant *v = &bundle->variants[row->variant];
   return within(row, a->rows * a->head_dim) && fills_warps(v, a) &&
-         csa_target_shared_bytes(bundle, target, row->variant) <= target->shared_limit &&
-         csa_lay_out(v, row, a, layout);
+         csa_target_shared_bytes(bundle, target, row->variant) <= target->shared_limit;
 }
 
 /* Of the variants that fit, the one that asks for the least alignment, or NULL. */
@@ -86,11 +85,10 @@ static const struct csa_variant *least_aligned(const struct csa_bundle *bundle,
                                                const csa_args *a) {
   const struct csa_variant *least = NULL;
   const struct csa_schedule *row;
-  struct csa_layout layout;
   int32_t cursor = target->first_row[family];
   while ((row = next_row(bundle, target, family, &cursor)) != NULL) {
     const struct csa_variant *v = &bundle->variants[row->variant];
-    if (fits(bundle, target, row, a, &layout) && (least == NULL || v->alignment < least->alignment))
+    if (fits(bundle, target, row, a) && (least == NULL || v->alignment < least->alignment))
       least = v;
   }
   return least;
@@ -156,11 +154,7 @@ static int force(const struct csa_bundle *bundle, const struct csa_target *targe
     return csa_fail(CSA_ERROR_VALUE,
                     "variant=\"%s\" needs %d bytes of shared memory; a block of this device has %d",
                     name, shared, target->shared_limit);
-  if (!csa_lay_out(v, *row, a, layout))
-    return csa_fail(CSA_ERROR_VALUE,
-                    "variant=\"%s\" would need %lld blocks along the columns of head_dim %lld; a "
-                    "grid has fewer",
-                    name, (long long)layout->column_tiles, (long long)a->head_dim);
+  csa_lay_out(v, *row, a, layout);
   return CSA_OK;
 }
 
@@ -174,8 +168,10 @@ int csa_choose(const struct csa_bundle *bundle, const struct csa_target *target,
   int32_t cursor = target->first_row[family];
   while ((*row = next_row(bundle, target, family, &cursor)) != NULL)
     if (aligned(&alignment, &bundle->variants[(*row)->variant], element) &&
-        fits(bundle, target, *row, a, layout))
+        fits(bundle, target, *row, a)) {
+      csa_lay_out(&bundle->variants[(*row)->variant], *row, a, layout);
       return CSA_OK;
+    }
   return nothing_fits(bundle, target, family, a);
 }
 

@@ -15,9 +15,9 @@ static int launch_one(const struct csa_bundle *bundle, struct csa_device *device
   size_t bytes = launch->parameter_bytes;
   void *extra[] = {CU_PARAM_BUFFER_POINTER, launch->parameters, CU_PARAM_BUFFER_SIZE, &bytes,
                    CU_PARAM_END};
-  cu_launch_config config = {.grid_x = launch->grid_x,
-                             .grid_y = launch->grid_y,
-                             .grid_z = 1,
+  cu_launch_config config = {.grid_x = launch->grid[0],
+                             .grid_y = launch->grid[1],
+                             .grid_z = launch->grid[2],
                              .block_x = launch->threads,
                              .block_y = 1,
                              .block_z = 1,
@@ -30,9 +30,9 @@ static int launch_one(const struct csa_bundle *bundle, struct csa_device *device
     return CSA_OK;
   }
   char what[160];
-  snprintf(what, sizeof what, "launching %s (kernel %d of the call's %d) on %u x %u blocks",
-           bundle->variants[launch->variant].name, index + 1, plan->launch_count, launch->grid_x,
-           launch->grid_y);
+  snprintf(what, sizeof what, "launching %s (kernel %d of the call's %d) on %u x %u x %u blocks",
+           bundle->variants[launch->variant].name, index + 1, plan->launch_count, launch->grid[0],
+           launch->grid[1], launch->grid[2]);
   return csa_driver_check(result, "cuLaunchKernelEx", what);
 }
 

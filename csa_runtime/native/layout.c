@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layout.h"
 
-enum { GRID_Y_MAX = 65535 };
-
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static int log2_of(int32_t power) { return __builtin_ctz((unsigned)power); }
@@ -13,7 +11,15 @@ static int ceil_log2(int64_t x) {
   return x <= 1 ? 0 : 64 - __builtin_clzll((unsigned long long)(x - 1));
 }
 
-bool csa_lay_out(const struct csa_variant *v, const struct csa_schedule *row, const csa_args *a,
+/* At most `groups` to share `row_blocks`. If more than half of them work in the last round, those
+ * that would not are left out: as many rounds, fewer partial sums. */
+static int64_t balanced(int64_t row_blocks, int64_t groups) {
+  if (row_blocks <= groups) return row_blocks;
+  int64_t rounds = (row_blocks + groups - 1) / groups, idle = rounds * groups - row_blocks;
+  return 2 * idle < groups ? (row_blocks + rounds - 1) / rounds : groups;
+}
+
+void csa_lay_out(const struct csa_variant *v, const struct csa_schedule *row, const csa_args *a,
                  struct csa_layout *layout) {
   int64_t column_threads = ceil_shift(a->head_dim, log2_of(v->columns));
   int threads_log2 = log2_of(v->threads);
@@ -27,14 +33,10 @@ bool csa_lay_out(const struct csa_variant *v, const struct csa_schedule *row, co
   } else {
     l.lanes_log2 = (int32_t)least(l.lanes_log2, ceil_log2(column_threads));
     l.lanes_log2 = (int32_t)most(l.lanes_log2, log2_of(v->rows)); /* a warp has 32 rows at most */
-    while ((l.column_tiles = ceil_shift(column_threads, l.lanes_log2)) > GRID_Y_MAX &&
-           l.lanes_log2 < threads_log2)
-      l.lanes_log2++;
+    l.column_tiles = ceil_shift(column_threads, l.lanes_log2);
     l.row_blocks = ceil_shift(a->rows, threads_log2 - l.lanes_log2 + log2_of(v->rows));
   }
   if (row->ctas > 0) /* backward */
-    l.groups = least(most(row->ctas / l.column_tiles, 1), l.row_blocks);
+    l.groups = balanced(l.row_blocks, most(row->ctas / l.column_tiles, 1));
   *layout = l;
-  return row->ctas > 0 ||
-         l.column_tiles <= GRID_Y_MAX; /* backward's grid has no second dimension */
 }

@@ -3,8 +3,6 @@
 #ifndef CSA_LAYOUT_H
 #define CSA_LAYOUT_H
 
-#include <stdbool.h>
-
 #include "bundle.h"
 #include "csa_runtime.h"
 
@@ -15,8 +13,7 @@ struct csa_layout {
   int64_t groups;       /* backward: of the row_blocks, how many run; each takes every groups-th */
 };
 
-/* False where a forward's head_dim takes more blocks along the columns than a grid has. */
-bool csa_lay_out(const struct csa_variant *variant, const struct csa_schedule *row,
+void csa_lay_out(const struct csa_variant *variant, const struct csa_schedule *row,
                  const csa_args *args, struct csa_layout *layout);
 
 /* fp32 elements of one partial plane of grad_ape. */

@@ -27,9 +27,9 @@ static PyObject *launches_list(const struct csa_explanation *e) {
   for (int32_t i = 0; list != NULL && i < e->plan.launch_count; i++) {
     const struct csa_launch *l = &e->plan.launches[i];
     PyObject *item = Py_BuildValue(
-        "{s:s,s:(IIi),s:(Iii),s:I,s:y#}", "variant", e->bundle->variants[l->variant].name, "grid",
-        l->grid_x, l->grid_y, 1, "block", l->threads, 1, 1, "shared", l->shared, "parameters",
-        (const char *)l->parameters, (Py_ssize_t)l->parameter_bytes);
+        "{s:s,s:(III),s:(Iii),s:I,s:y#}", "variant", e->bundle->variants[l->variant].name, "grid",
+        l->grid[0], l->grid[1], l->grid[2], "block", l->threads, 1, 1, "shared", l->shared,
+        "parameters", (const char *)l->parameters, (Py_ssize_t)l->parameter_bytes);
     if (append(list, item) < 0) Py_CLEAR(list);
   }
   return list;
@@ -65,13 +65,14 @@ PyObject *csa_py_explain(PyObject *self, PyObject *const *values, Py_ssize_t cou
     Py_XDECREF(launches);
     return NULL;
   }
-  return Py_BuildValue("{s:s,s:N,s:i,s:i,s:i,s:(IIi),s:(iii),s:i,s:L,s:L,s:L,s:L,s:N}", "variant",
+  return Py_BuildValue("{s:s,s:N,s:i,s:i,s:i,s:(III),s:(iii),s:i,s:L,s:L,s:L,s:L,s:N}", "variant",
                        e.bundle->variants[p->variant].name, "image", image, "arch", e.arch,
                        "compute_capability", e.capability, "shared_limit", e.shared_limit, "grid",
-                       p->grid_x, p->grid_y, 1, "block", e.bundle->variants[p->variant].threads, 1,
-                       1, "lanes_log2", p->lanes_log2, "groups", (long long)p->groups, "fill_ctas",
-                       (long long)p->fill_ctas, "column_tiles", (long long)p->column_tiles,
-                       "workspace_bytes", (long long)p->workspace_bytes, "launches", launches);
+                       p->grid[0], p->grid[1], p->grid[2], "block",
+                       e.bundle->variants[p->variant].threads, 1, 1, "lanes_log2", p->lanes_log2,
+                       "groups", (long long)p->groups, "fill_ctas", (long long)p->fill_ctas,
+                       "column_tiles", (long long)p->column_tiles, "workspace_bytes",
+                       (long long)p->workspace_bytes, "launches", launches);
 }
 
 static PyObject *variants_list(const struct csa_bundle *b) {

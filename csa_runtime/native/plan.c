@@ -7,7 +7,17 @@
 #include "error.h"
 #include "layout.h"
 
+enum { GRID_HEIGHT_MAX = 65535 };
+
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* Blocks side by side, and below each other: those that a grid has no height for go behind. */
+static void lay_grid(int64_t wide, int64_t high, uint32_t grid[3]) {
+  int64_t deep = high > GRID_HEIGHT_MAX ? ceil_div(high, GRID_HEIGHT_MAX) : 1;
+  grid[0] = (uint32_t)wide;
+  grid[1] = (uint32_t)ceil_div(high, deep);
+  grid[2] = (uint32_t)deep;
+}
 
 static void pack(const struct csa_variant *v, const int64_t values[CSA_PARAMETER_COUNT],
                  struct csa_launch *launch) {
@@ -27,14 +37,13 @@ static void pack(const struct csa_variant *v, const int64_t values[CSA_PARAMETER
 }
 
 static void add_launch(const struct csa_bundle *bundle, const struct csa_target *target,
-                       int32_t variant, uint32_t grid_x, uint32_t grid_y,
+                       int32_t variant, int64_t wide, int64_t high,
                        const int64_t values[CSA_PARAMETER_COUNT], struct csa_plan *plan) {
   const struct csa_variant *v = &bundle->variants[variant];
   struct csa_launch *launch = &plan->launches[plan->launch_count++];
   launch->variant = variant;
   launch->image = target->images[variant];
-  launch->grid_x = grid_x;
-  launch->grid_y = grid_y;
+  lay_grid(wide, high, launch->grid);
   launch->threads = (uint32_t)v->threads;
   launch->shared = (uint32_t)v->dynamic_shared;
   pack(v, values, launch);
@@ -90,27 +99,25 @@ int csa_plan_make(const struct csa_bundle *bundle, const struct csa_target *targ
   plan->column_tiles = l.column_tiles;
   plan->groups = plan->fill_ctas = plan->plane_elements = plan->workspace_bytes = 0;
   plan->launch_count = 0;
-  plan->grid_y = 1;
-  if (operation == CSA_FORWARD) {
-    plan->grid_x = (uint32_t)l.row_blocks;
-    plan->grid_y = (uint32_t)l.column_tiles;
-  } else {
+  int64_t wide = l.column_tiles, high = l.row_blocks;
+  if (operation == CSA_BACKWARD) {
     int64_t fill = ceil_div(a->tokens, bundle->variants[finish->variant].threads);
     plan->groups = l.groups;
     plan->fill_ctas = fill < finish->fill_ctas ? fill : finish->fill_ctas;
     plan->plane_elements = csa_plane_elements(a);
     if (a->grad_ape != NULL) plan->workspace_bytes = l.groups * plan->plane_elements * 4;
-    plan->grid_x = (uint32_t)(l.groups * l.column_tiles);
+    wide = l.groups * l.column_tiles;
+    high = 1;
   }
+  lay_grid(wide, high, plan->grid);
   int64_t values[CSA_PARAMETER_COUNT];
   fill_values(a, plan, values);
-  if (plan->grid_x > 0)
-    add_launch(bundle, target, row->variant, plan->grid_x, plan->grid_y, values, plan);
+  if (wide * high > 0) add_launch(bundle, target, row->variant, wide, high, values, plan);
   if (operation == CSA_BACKWARD) {
     int64_t blocks = plan->fill_ctas;
     if (a->grad_ape != NULL)
       blocks += ceil_div(plan->plane_elements, bundle->variants[finish->variant].columns);
-    if (blocks > 0) add_launch(bundle, target, finish->variant, (uint32_t)blocks, 1, values, plan);
+    if (blocks > 0) add_launch(bundle, target, finish->variant, blocks, 1, values, plan);
   }
   return CSA_OK;
 }

@@ -9,7 +9,7 @@
 
 struct csa_launch {
   int32_t variant, image;
-  uint32_t grid_x, grid_y, threads, shared;
+  uint32_t grid[3], threads, shared;
   uint32_t parameter_bytes;
   _Alignas(8) uint8_t parameters[CSA_MAX_PARAMETERS * 8];
 };
@@ -17,7 +17,7 @@ struct csa_launch {
 struct csa_plan {
   int32_t variant, image;  /* of the operation itself, launched or not */
   int32_t lanes_log2;      /* 2**lanes_log2 threads of a block lie along the columns */
-  uint32_t grid_x, grid_y; /* of the operation itself; 0: not launched */
+  uint32_t grid[3];        /* of the operation itself; of no block: not launched */
   int64_t column_tiles;    /* blocks along the columns */
   int64_t groups;          /* backward: row groups, each with a partial APE plane */
   int64_t fill_ctas;       /* backward: blocks of its finish that write zeros */

@@ -11,7 +11,7 @@
 /* sizeof(csa_args) when ABI version 1 was first published. */
 enum { ARGS_BYTES_V1 = 200 };
 enum { ARGS_BYTES_MAX = 4096 };  /* no later version's either: not to be read to its end */
-enum { HEAD_DIM_MAX = 8388480 }; /* 65535 blocks of 128 single columns */
+enum { HEAD_DIM_MAX = 8388480 };
 static const int64_t COUNT_END = (int64_t)1 << 31;
 
 int csa_args_accept(const csa_args *args, csa_args *copy, const csa_args **accepted) {

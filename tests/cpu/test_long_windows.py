@@ -21,7 +21,7 @@ pytestmark = pytest.mark.L0
 CALLS = {"forward": forward, "backward": backward}
 SHARED = 150 << 10  # with its static bytes too much for any device but those of 9.0 and 10.x
 UNSCHEDULED = "csa_forward_r2_c1_bf16_v1"
-WIDEST = 65535 * 32  # threads along the columns of the widest grid
+WIDE = 65535 * 32  # columns that would take more blocks than a grid has along its height
 
 
 def change(table: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ def test_plans_of_long_windows_follow_the_rules(
     path, table = long
     problems = []
     for head_dim, rows, capability, offset in itertools.product(
-        (1, 8, 64, 128, 132, 512, 2 * WIDEST, 2 * WIDEST + 8, 4 * WIDEST),
+        (1, 8, 64, 128, 132, 512, 2 * WIDE, 2 * WIDE + 8, 4 * WIDE),
         (0, 1, 3, 1000, 1 << 20),
         (80, 86, 90, 103, 120),
         (0, 8, 16),
@@ -99,7 +99,7 @@ def test_a_long_windows_block_takes_one_row_at_a_time(long: tuple[str, dict[str,
         ("backward", backward(head_dim=8, rows=100, tokens=400), 90, None),
     ]
     ahead, back = explained(long[0], calls)
-    assert ahead["grid"] == (100, 1, 1) and ahead["lanes_log2"] == 5
+    assert ahead["grid"] == (1, 100, 1) and ahead["lanes_log2"] == 5
     assert back["groups"] == 100 and back["fill_ctas"] == 1 and back["lanes_log2"] == 5
     assert back["workspace_bytes"] == 100 * 4 * 16 * 4
 
@@ -119,7 +119,6 @@ def test_shared_memory_that_a_device_lacks_passes_the_row_over(
     [
         (forward(kv=address("kv") + 8), "csa_forward_r4_c2_bf16_v2", "multiples of 8 elements"),
         (forward(head_dim=132), "csa_forward_r4_c2_bf16_v4", "multiples of 8 elements"),
-        (forward(head_dim=4 * WIDEST), "csa_forward_r4_c2_bf16_v2", "131070 blocks along the"),
         (forward(2, 1), UNSCHEDULED, "not scheduled for sm_90"),
     ],
 )
@@ -138,7 +137,7 @@ def test_what_no_row_serves_is_refused(long: tuple[str, dict[str, Any]]) -> None
 
 def test_workspace_bound_counts_long_rows(long: tuple[str, dict[str, Any]]) -> None:
     path, table = long
-    sizes = (8, 128, 512, 4 * WIDEST)
+    sizes = (8, 128, 512, 4 * WIDE)
     script = f"""
 emit([_native.backward_workspace_bytes(1 << 20, 5, d, 4, 2, 1) for d in {sizes}])
 """

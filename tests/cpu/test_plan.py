@@ -43,34 +43,29 @@ def agree(
 @pytest.mark.parametrize("head_dim", [1, 2, 3, 4, 6, 64, 127, 128, 129, 512, 8_388_480])
 def test_plan_follows_the_schedules(operation: str, window: tuple[int, int], head_dim: int) -> None:
     ratio, coff = window
-    if operation == "forward" and ratio == 128:
-        head_dim = min(head_dim, 65535 * 32)  # a warp's lanes along the columns, 65,535 blocks
     for rows, tokens in itertools.product(
         (0, 1, 2, 7, 8, 9, 1 << 20, 2**31 - 1), (ratio, 2 * ratio + 257, 2**31 - 1)
     ):
         call = CALLS[operation](ratio, coff, head_dim, tokens, rows)
         plan = agree(operation, call)
-        assert plan["grid"][0] < 2**31 and plan["grid"][1] <= 65535
+        assert plan["grid"][0] < 2**31 and max(plan["grid"][1:]) <= 65535
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100, 120])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_the_readmes_widest_heads_are_served(window: tuple[int, int], capability: int) -> None:
-    """By both directions; a grid has too few blocks for an odd one beyond ratio 128's first."""
-    widest, odd, even = 8_388_480, 2_097_120, 4_194_240
-    row = f"1 to {widest:,} (ratio 128: {odd:,}, even numbers to {even:,})"
-    assert row in (Path(__file__).parents[2] / "README.md").read_text()
+    """By both directions, odd or even; the next one is refused."""
+    widest = 8_388_480
+    assert f"1 to {widest:,}," in (Path(__file__).parents[2] / "README.md").read_text()
     ratio, coff = window
-    served = (odd, odd + 2, even - 2, even) if ratio == 128 else (widest - 1, widest)
-    for operation, head_dim in itertools.product(CALLS, served):
+    for operation, head_dim in itertools.product(CALLS, (widest - 1, widest)):
         explain(operation, CALLS[operation](ratio, coff, head_dim, ratio, 1), capability)
+    for operation in CALLS:
+        with pytest.raises(ValueError, match=str(widest)):
+            explain(operation, CALLS[operation](ratio, coff, widest + 1, ratio, 1), capability)
     if ratio == 128:
-        for head_dim in (odd + 1, even - 1):
-            says = f"serves head_dim {head_dim}.* multiples of 2 elements.*ape: to 8 bytes"
-            with pytest.raises(ValueError, match=says):
-                explain("forward", forward(ratio, coff, head_dim, ratio, 1), capability)
         with pytest.raises(ValueError, match="shared memory a block; pass a smaller one"):
-            explain("forward", forward(ratio, coff, even, ratio, 1), capability, shared_limit=16)
+            explain("forward", forward(ratio, coff, 64, ratio, 1), capability, shared_limit=16)
 
 
 @pytest.mark.parametrize("operation", CALLS)

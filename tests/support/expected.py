@@ -15,7 +15,7 @@ ALIGNED = {
     "backward": ("kv", "score", "grad_out", "grad_kv", "grad_score"),
 }
 PER_ROW = ("out", "grad_out")
-GRID_Y_MAX = 65535
+GRID_HEIGHT_MAX = 65535
 
 
 def manifest() -> dict[str, Any]:
@@ -79,9 +79,15 @@ def columns_layout(
         return 5, up(wide, 32), threads // 32
     rows_log2 = (variant["rows"] - 1).bit_length()
     log2 = max(min(row["lanes_log2"], (wide - 1).bit_length()), rows_log2)
-    while up(wide, 1 << log2) > GRID_Y_MAX and 1 << log2 < threads:
-        log2 += 1
     return log2, up(wide, 1 << log2), (threads >> log2) << rows_log2
+
+
+def balanced(blocks: int, groups: int) -> int:
+    """How many of the groups share the blocks: none that idles in a last round of most."""
+    if blocks <= groups:
+        return blocks
+    rounds = up(blocks, groups)
+    return up(blocks, rounds) if 2 * (rounds * groups - blocks) < groups else groups
 
 
 def scheduled(
@@ -119,8 +125,7 @@ def choose(
         narrow = variant["kind"] == "buffered" and call["head_dim"] < 32 * variant["columns"]
         if narrow and not forced:
             continue
-        tiles = columns_layout(row, variant, call["head_dim"])[1]
-        if fits(operation, call, variant) and (row["ctas"] or tiles <= GRID_Y_MAX):
+        if fits(operation, call, variant):
             return row, variant
     raise LookupError(f"no schedule for {call}")
 
@@ -138,7 +143,7 @@ def launches(
     row, variant = choose(table, operation, call, arch, limit, forced)
     log2, tiles, row_lanes = columns_layout(row, variant, call["head_dim"])
     blocks = up(call["rows"], row_lanes)
-    groups = min(max(row["ctas"] // tiles, 1), blocks)
+    groups = balanced(blocks, max(row["ctas"] // tiles, 1))
     plane = call["ratio"] * call["coff"] * call["head_dim"]
     finish_row, finish = next(scheduled(table, ("finish", 0, 0, "f32"), arch, limit, plane))
     fill = min(finish_row["fill_ctas"], up(call["tokens"], finish["threads"]))
@@ -148,8 +153,8 @@ def launches(
         "lanes_log2": log2, "column_tiles": tiles, "groups": groups, "fill_ctas": fill,
         "plane_elements": plane, "accumulate": call.get("flags", 0) & 1,
     } if operation == "backward" else call | {"lanes_log2": log2}  # fmt: skip
-    grid = (blocks, tiles) if operation == "forward" else (groups * tiles, 1)
-    result = [_launch(table, variant, arch, grid, values)] if grid[0] else []
+    wide, high = (tiles, blocks) if operation == "forward" else (groups * tiles, 1)
+    result = [_launch(table, variant, arch, (wide, high), values)] if wide * high else []
     finishing = fill + (up(plane, finish["columns"]) if wants else 0)
     if operation == "backward" and finishing:
         result.append(_launch(table, finish, arch, (finishing, 1), values))
@@ -177,7 +182,10 @@ def _launch(
     image = next(i for i in table["images"] if (i["variant"], i["arch"]) == (variant["name"], arch))
     sizes = table["parameters"]
     packed = tuple((values[name] or 0, sizes[name]["bytes"]) for name in variant["params"])
+    wide, high = grid
+    deep = max(up(high, GRID_HEIGHT_MAX), 1)
     block = (variant["threads"], 1, 1)
     return Launch(
-        image["symbol"], variant["name"], arch, (*grid, 1), block, variant["dynamic_shared"], packed
-    )
+        image["symbol"], variant["name"], arch, (wide, up(high, deep), deep), block,
+        variant["dynamic_shared"], packed,
+    )  # fmt: skip
