@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 2
+SCHEMA = 3
 MAGIC = b"CSABNDL\0"
 MANIFEST = "manifest.json"
 IMAGE_ALIGNMENT = 64
@@ -34,7 +34,8 @@ HEADER = struct.Struct("<8sIIQIIIIQQQ32s32x")
 # name, rows, operation, ratio, coff, dtype, columns, threads, dynamic shared, parameter count,
 # kind, alignment, parameter ids
 VARIANT = struct.Struct("<60siiiiiiiiIii24s")
-# arch, operation, ratio, coff, dtype, variant index, lanes_log2, ctas, fill_ctas, 0, max_elements
+# arch, operation, ratio, coff, dtype, variant index, lanes_log2, ctas, fill_ctas,
+# max_rows_per_segment, max_elements
 SCHEDULE = struct.Struct("<iiiiiiiiiiq16x")
 # variant index, arch, registers, static shared, flags, 0, offset, size, sha256, symbol
 IMAGE = struct.Struct("<iiiiIIQQ32s96s24x")
@@ -203,7 +204,8 @@ def _tables(manifest: Manifest, first_image: int) -> bytes:
     for s in manifest["schedules"]:
         table += SCHEDULE.pack(
             s["arch"], OPERATIONS[s["operation"]], s["ratio"], s["coff"], DTYPES[s["dtype"]],
-            index[s["variant"]], s["lanes_log2"], s["ctas"], s["fill_ctas"], 0, s["max_elements"],
+            index[s["variant"]], s["lanes_log2"], s["ctas"], s["fill_ctas"],
+            s["max_rows_per_segment"], s["max_elements"],
         )  # fmt: skip
     offset = first_image
     for i in manifest["images"]:

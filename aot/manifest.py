@@ -85,6 +85,7 @@ def _schedule_record(schedule: Schedule) -> Record:
         "dtype": schedule.variant.dtype,
         "variant": schedule.variant.name,
         "max_elements": schedule.max_elements,
+        "max_rows_per_segment": schedule.max_rows_per_segment,
         "lanes_log2": schedule.lanes_log2,
         "ctas": schedule.ctas,
         "fill_ctas": schedule.fill_ctas,

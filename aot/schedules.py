@@ -2,8 +2,8 @@
 """Which variant and launch shape serves which problem, per architecture: data, with its evidence.
 
 Rows of one (architecture, operation, ratio, coff, dtype) family are tried in order; the first that
-the problem's size, alignment and the device's shared memory allow is taken. The launcher's `plan`
-says how a row becomes a grid.
+the problem's size, rows per segment and alignment and the device's shared memory allow is taken.
+The launcher's `plan` says how a row becomes a grid.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ ANY = -1
 
 @dataclass(frozen=True)
 class Schedule:
-    """One row: problems of at most `max_elements` run `variant` this way.
+    """One row: problems of at most `max_elements` and rows per segment run `variant` this way.
 
     max_elements: rows * head_dim; for what finishes a backward, the elements of a plane.
+    max_rows_per_segment: rows / segments; for what finishes a backward, always ANY.
     lanes_log2: at most 2**lanes_log2 threads of a block lie side by side along the columns.
     ctas: blocks wanted for backward's rows (0: one pass, no persistence). The number is fixed, not
         asked of the device: it orders the sums of grad_ape.
@@ -28,6 +29,7 @@ class Schedule:
     architecture: int
     variant: Variant
     max_elements: int
+    max_rows_per_segment: int
     lanes_log2: int
     ctas: int
     fill_ctas: int
@@ -36,15 +38,22 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Cached:
-    """At most so many elements where measured: the pack then leaves the second-level cache."""
+    """At most so many elements where measured, elsewhere by the size of the second-level cache."""
 
     elements: int
 
 
-# Rows are (variant, max_elements, lanes_log2, ctas, fill_ctas, evidence), tried in order. Measured
-# on an H200 (132 multiprocessors); the short windows' rows at ratio 4, coff 2, and taken over.
-# `machines` says what other architectures make of them.
-Row = tuple[str, int | Cached, int, int, int, str]
+@dataclass(frozen=True)
+class Dense:
+    """Any size, but at most so many rows per segment."""
+
+    rows_per_segment: int
+
+
+# Rows are (variant, limit, lanes_log2, ctas, fill_ctas, evidence), tried in order; a number as
+# limit is max_elements. Measured on an H200 (132 multiprocessors); the short windows' rows at ratio
+# 4, coff 2, and taken over. `machines` says what other architectures make of them.
+Row = tuple[str, int | Cached | Dense, int, int, int, str]
 
 
 def _short(ratio: int, coff: int) -> tuple[Row, ...]:
@@ -59,7 +68,7 @@ def _short(ratio: int, coff: int) -> tuple[Row, ...]:
         """Elements of `out` of a backward that moves so much."""
         return megabytes * 1_000_000 // (8 * ratio * coff + 2)
 
-    cached = Cached(moving(MACHINES[MEASURED].cache))
+    cached, twice = (Cached(moving(n * MACHINES[MEASURED].cache)) for n in (1, 2))
     buffered: tuple[Row, ...] = (
         (backward + "2_a8", moving_back(20), 5, 264, 0,
          "7.9 us, unbuffered 9.0, at 2**18 elements"),
@@ -77,6 +86,10 @@ def _short(ratio: int, coff: int) -> tuple[Row, ...]:
     return (
         *smallest,
         (forward + "4", cached, 7, 0, 0, "8.4 us, past the first-level cache 10.2, at 36 MB"),
+        # Below some size the last blocks of several rows a thread finish too late. Twice the cache
+        # is a guess at it which no architecture's `cached` exceeds.
+        (forward + "2_once", twice, 7, 0, 0, "as up to 400 MB; the border is to be measured"),
+        (forward + "4_n8", Dense(4), 7, 0, 0, "short segments: to be measured"),
         (forward + "2_once", moving(400), 7, 0, 0, "65 us in 1 or 512 segments, 4 columns 68, 72"),
         (forward + "4", moving(800), 7, 0, 0, "132 us in 1 segment, four rows a thread 135"),
         (forward + "4_n4", ANY, 7, 0, 0, "264 us in 1 or 2,048 segments, a row a thread 261, 280"),
@@ -121,14 +134,18 @@ _FINISH: tuple[Row, ...] = (
 def _schedule(architecture: int, row: Row) -> Schedule:
     name, limit, lanes_log2, ctas, fill_ctas, evidence = row
     variant = BY_NAME[name]
+    size, rows_per_segment = ANY, ANY
     if isinstance(limit, Cached):
-        limit = limit.elements * MACHINES[architecture].cache // MACHINES[MEASURED].cache
+        size = limit.elements * MACHINES[architecture].cache // MACHINES[MEASURED].cache
+    elif isinstance(limit, Dense):
+        rows_per_segment = limit.rows_per_segment
     else:
-        limit = elements(architecture, limit)
+        size = elements(architecture, limit)
     ctas, fill_ctas = (blocks(architecture, variant, found) for found in (ctas, fill_ctas))
     if architecture != MEASURED:
         evidence = "unmeasured"
-    return Schedule(architecture, variant, limit, lanes_log2, ctas, fill_ctas, evidence)
+    limits = size, rows_per_segment
+    return Schedule(architecture, variant, *limits, lanes_log2, ctas, fill_ctas, evidence)
 
 
 SCHEDULES: tuple[Schedule, ...] = tuple(

@@ -236,7 +236,7 @@ VARIANTS: tuple[Variant, ...] = (
             _forward_blocks(ratio, coff, columns), **fields,
         )
         for ratio, coff in SHORT_WINDOWS
-        for columns, fields in ((2, {"once": True}), (4, {"rows": 4}))
+        for columns, fields in ((2, {"once": True}), (4, {"rows": 4}), (4, {"rows": 8}))
     ),
     *(
         Variant(

@@ -140,7 +140,8 @@ def rows(found: list[Found]) -> list[tuple[Any, ...]]:
     """Rows of aot/schedules.py for each family: up to which size which shape wins.
 
     Between two packs that different shapes win, the border is their geometric mean. What these
-    cannot serve needs the rows that follow them in the file.
+    cannot serve needs the rows that follow them in the file. Of segments a row says nothing: a
+    limit of rows per segment is for whoever takes it over to set.
     """
     made: list[tuple[Any, ...]] = []
     families = dict.fromkeys((f.operation, f.ratio, f.coff) for f in found)

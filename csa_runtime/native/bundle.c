@@ -63,6 +63,8 @@ static const char *bad_schedule(const struct csa_bundle *bundle, const struct cs
     return "bad CTA count";
   if ((s->operation == CSA_BACKWARD) != (s->ctas > 0)) return "only backward has CTAs";
   if (s->max_elements < -1) return "bad max_elements";
+  if (s->max_rows_per_segment < -1 || (v->operation == CSA_FINISH && s->max_rows_per_segment != -1))
+    return "bad max_rows_per_segment";
   return NULL;
 }
 

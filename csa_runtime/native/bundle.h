@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CSA_BUNDLE_SCHEMA = 2, CSA_MAX_PARAMETERS = 24, CSA_MAX_FAMILIES = 128 };
+enum { CSA_BUNDLE_SCHEMA = 3, CSA_MAX_PARAMETERS = 24, CSA_MAX_FAMILIES = 128 };
 enum csa_operation { CSA_FORWARD = 1, CSA_BACKWARD = 2, CSA_FINISH = 3 };
 
 /* Short: a thread holds a row's whole window. Long: a block's warps share it. Buffered: as short,
@@ -77,8 +77,9 @@ struct csa_variant {
 };
 
 struct csa_schedule {
-  int32_t arch, operation, ratio, coff, dtype, variant, lanes_log2, ctas, fill_ctas, reserved;
-  int64_t max_elements; /* rows * head_dim at most, finish: of a plane; -1: any */
+  int32_t arch, operation, ratio, coff, dtype, variant, lanes_log2, ctas, fill_ctas;
+  int32_t max_rows_per_segment; /* rows at most this many times the segments; -1, finish: any */
+  int64_t max_elements;         /* rows * head_dim at most, finish: of a plane; -1: any */
   uint8_t pad[16];
 };
 

@@ -71,11 +71,16 @@ static bool within(const struct csa_schedule *row, int64_t elements) {
   return row->max_elements < 0 || elements <= row->max_elements;
 }
 
-/* Whether the device and the size let a row serve the problem, whatever its alignment. */
+/* Whether the pack's segments are as short, on average, as a row asks. Both factors fit 31 bits. */
+static bool dense(const struct csa_schedule *row, const csa_args *a) {
+  return row->max_rows_per_segment < 0 || a->rows <= row->max_rows_per_segment * a->segments;
+}
+
+/* Whether the device and the pack's sizes let a row serve the problem, whatever its alignment. */
 static bool fits(const struct csa_bundle *bundle, const struct csa_target *target,
                  const struct csa_schedule *row, const csa_args *a) {
   const struct csa_variant *v = &bundle->variants[row->variant];
-  return within(row, a->rows * a->head_dim) && fills_warps(v, a) &&
+  return within(row, a->rows * a->head_dim) && dense(row, a) && fills_warps(v, a) &&
          csa_target_shared_bytes(bundle, target, row->variant) <= target->shared_limit;
 }
 

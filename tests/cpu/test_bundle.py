@@ -56,7 +56,7 @@ def unpack(data: bytes) -> dict[str, Any]:
     (total,) = struct.unpack_from("<Q", data, 16)
     variants, schedules, images, zero = struct.unpack_from("<4I", data, 24)
     at_variants, at_schedules, at_images = struct.unpack_from("<3Q", data, 40)
-    assert (schema, header_bytes, total, zero) == (2, 128, len(data), 0)
+    assert (schema, header_bytes, total, zero) == (3, 128, len(data), 0)
     assert (at_variants, at_schedules) == (128, 128 + 128 * variants)
     assert at_images == at_schedules + 64 * schedules
     assert not any(data[96:128])
@@ -98,11 +98,11 @@ def test_packed_bundle_holds_exactly_the_committed_tree(manifest: dict[str, Any]
         assert rest[:3] == [v["columns"], v["threads"], v["dynamic_shared"]]
         assert (KINDS[rest[3]], *rest[4:]) == (v["kind"], v["alignment"], params)
     for s, row in zip(manifest["schedules"], table["schedules"], strict=True):
-        arch, operation, ratio, coff, dtype, variant, lanes, ctas, fill, zero, elements = row
+        arch, operation, ratio, coff, dtype, variant, lanes, ctas, fill, each, elements = row
         assert (arch, OPERATIONS[operation], ratio) == (s["arch"], s["operation"], s["ratio"])
         assert (coff, DTYPES[dtype], names[variant]) == (s["coff"], s["dtype"], s["variant"])
-        assert (lanes, ctas, fill, zero) == (s["lanes_log2"], s["ctas"], s["fill_ctas"], 0)
-        assert elements == s["max_elements"]
+        assert (lanes, ctas, fill) == (s["lanes_log2"], s["ctas"], s["fill_ctas"])
+        assert (elements, each) == (s["max_elements"], s["max_rows_per_segment"])
     end = 0
     for i, row in zip(manifest["images"], table["images"], strict=True):
         variant, arch, registers, shared, flags, zero, offset, size, digest, symbol = row
@@ -164,7 +164,7 @@ def test_cut_missing_and_unlisted_images_are_all_named(
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda m: m.update(schema=1), "schema"),
+        (lambda m: m.update(schema=2), "schema"),
         (lambda m: m.pop("variants"), "malformed"),
         (lambda m: m["variants"].append(m["variants"][0]), "share a name"),
         (lambda m: m["variants"][0]["params"].append("color"), "unknown ones"),

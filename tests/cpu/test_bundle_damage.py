@@ -18,6 +18,7 @@ NAMES = [variant["name"] for variant in manifest()["variants"]]
 REDUCE = next(i for i, v in enumerate(manifest()["variants"]) if v["operation"] == "finish")
 LONG = next(i for i, v in enumerate(manifest()["variants"]) if v["kind"] == "long")
 WIDE = next(i for i, v in enumerate(manifest()["variants"]) if v["columns"] == 4)
+FINISHED = next(i for i, s in enumerate(manifest()["schedules"]) if s["operation"] == "finish")
 SCHEDULED = NAMES.index(manifest()["schedules"][0]["variant"])  # of the first row
 
 
@@ -42,8 +43,8 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "another magic": (lambda b: b"X" + b[1:], "no bundle.bin"),
     "another schema": (
-        lambda b: with_header(b, schema=1),
-        "has schema 1; this library reads schema 2",
+        lambda b: with_header(b, schema=2),
+        "has schema 2; this library reads schema 3",
     ),
     "another header size": (lambda b: with_header(b, header_bytes=64), "bad header size"),
     "a bit of the tables": (lambda b: flip(b, 200), "tables: sha256 differs"),
@@ -161,6 +162,14 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         "only backward has CTAs",
     ),
     "negative CTAs": (lambda b: with_record(b, "schedules", 0, 28, word(-1)), "bad CTA count"),
+    "fewer rows per segment than any": (
+        lambda b: with_record(b, "schedules", 0, 36, word(-2)),
+        "schedule 0: bad max_rows_per_segment",
+    ),
+    "a reduction of few rows per segment": (
+        lambda b: with_record(b, "schedules", FINISHED, 36, word(4)),
+        "bad max_rows_per_segment",
+    ),
 }
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.L0
 
 def test_the_embedded_bundle_is_the_committed_one() -> None:
     info, table = _native.bundle_info(), manifest()
-    assert info["source"] == "embedded" and info["schema"] == 2
+    assert info["source"] == "embedded" and info["schema"] == 3
     assert bytes.fromhex(info["sha256"]) == header(committed())["sha256"]
     keys = (
         "name", "operation", "ratio", "coff", "dtype", "kind", "columns", "alignment", "threads",

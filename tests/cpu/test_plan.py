@@ -116,6 +116,25 @@ def test_a_schedule_serves_up_to_its_largest_problem(operation: str) -> None:
             agree(operation, call, row["arch"])
 
 
+@pytest.mark.parametrize("arch", [80, 90, 100, 120])
+def test_a_row_for_short_segments_serves_up_to_its_rows_per_segment(arch: int) -> None:
+    rows_of_arch = [row for row in TABLE["schedules"] if row["arch"] == arch]
+    limited = [row for row in rows_of_arch if row["max_rows_per_segment"] >= 0]
+    assert limited
+    for row in limited:
+        operation, ratio, each = row["operation"], row["ratio"], row["max_rows_per_segment"]
+        large = 1 << 20  # rows, of 128 columns each: beyond any other limit of the row's variant
+        for segments in (0, 1, large // each - 1, large // each, large // each + 1, 2**31 - 1):
+            for rows in {0, 1, min(each * segments, large), large, 2**31 - 1}:
+                tokens = min(ratio * max(rows, 1), 2**31 - 1)
+                call = CALLS[operation](ratio, row["coff"], 128, tokens, rows, segments=segments)
+                chosen = agree(operation, call, arch)["variant"]
+                if rows >= large:
+                    assert (chosen == row["variant"]) == (rows <= each * segments)
+                forced = agree(operation, call, arch, row["variant"])
+                assert forced["variant"] == row["variant"]
+
+
 @pytest.mark.parametrize("rows", [3, 2000, 9000])
 def test_narrow_heads_get_a_buffered_variant_only_by_name(rows: int) -> None:
     buffered = [v for v in TABLE["variants"] if v["kind"] == "buffered"]

@@ -140,3 +140,14 @@ def test_what_is_scheduled_is_found_by_its_row(tool: Any, monkeypatch: pytest.Mo
         "variant": "csa_backward_r4_c2_bf16_v4"})  # fmt: skip
     shape = tool.scheduled(Pack(4, 2, 512, (131072,)), "backward", table)
     assert shape == ("csa_backward_r4_c2_bf16_v4", 5, 264)
+
+
+def test_a_rows_limits_are_of_elements_and_of_rows_per_segment(tool: Any) -> None:
+    pack = Pack(4, 2, 128, (15, 16, 24))  # 13 rows
+    kept = [
+        (size, each)
+        for size in (-1, 13 * 128 - 1, 13 * 128)
+        for each in (-1, 0, 4, 5)
+        if tool.serves({"max_elements": size, "max_rows_per_segment": each}, pack)
+    ]
+    assert kept == [(-1, -1), (-1, 5), (13 * 128, -1), (13 * 128, 5)]

@@ -51,7 +51,8 @@ class Table:
         """A row in words."""
         row = self.rows[index]
         size = "any size" if row["max_elements"] < 0 else f"up to {row['max_elements']:,} elements"
-        return f"{row['variant']}, {size}"
+        each = row["max_rows_per_segment"]
+        return f"{row['variant']}, {size}" + (f", up to {each} rows a segment" if each >= 0 else "")
 
     def reach(self, index: int, limit: int | None = None) -> Case | None:
         """The smallest call found that takes a row, on a device with `limit` bytes of shared."""
@@ -63,12 +64,16 @@ class Table:
         limits = sorted({self.rows[i]["max_elements"] for i in family} - {-1})
         for head_dim in (128, 512):
             counts = sorted({1, *(n // head_dim + more for n in limits for more in (0, 1))} - {0})
-            for rows in counts:
+            for count in counts:
+                # Where a row asks for short segments, as many as hold `count` rows or a few more.
+                each = min(row["max_rows_per_segment"], count)
+                lengths = (count * ratio,) if each < 0 else (each * ratio,) * -(-count // each)
+                rows = sum(lengths) // ratio
                 if rows * ratio * coff * head_dim > MOST_ELEMENTS:
                     continue
                 for offset, ape_offset in OFFSETS:
                     case = Case(
-                        "reach", ratio, coff, head_dim, (rows * ratio,),
+                        "reach", ratio, coff, head_dim, lengths,
                         offset=offset, ape_offset=ape_offset,
                     )  # fmt: skip
                     if index in self.taken(self.ask(row["operation"], case, limit), case, rows):
@@ -76,7 +81,7 @@ class Table:
         return None
 
     def ask(self, operation: str, case: Case, limit: int | None) -> dict[str, Any]:
-        """`explain` of a case of one segment, with addresses that nothing reads."""
+        """`explain` of a case without tails, with addresses that nothing reads."""
         width, d, tokens = case.coff * case.head_dim, case.head_dim, case.tokens
         fields = ["kv", "score", "cu_seqlens", "cu_seqlens_comp", "ape"]
         fields += ["out"] if operation == "forward" else ["grad_out", "grad_kv", "grad_score"]
@@ -91,9 +96,10 @@ class Table:
         else:
             strides |= {"grad_out_stride": d, "grad_kv_stride": width, "grad_score_stride": width}
         found: dict[str, Any] = _native.explain(
-            operation, ratio=case.ratio, coff=case.coff, dtype=1, tokens=tokens, segments=1,
-            rows=tokens // case.ratio, head_dim=d, compute_capability=self.capability,
-            shared_limit=self.limit if limit is None else limit, **places, **strides,
+            operation, ratio=case.ratio, coff=case.coff, dtype=1, tokens=tokens,
+            segments=len(case.lengths), rows=tokens // case.ratio, head_dim=d,
+            compute_capability=self.capability, shared_limit=self.limit if limit is None else limit,
+            **places, **strides,
         )  # fmt: skip
         return found
 

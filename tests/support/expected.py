@@ -91,9 +91,15 @@ def balanced(blocks: int, groups: int) -> int:
 
 
 def scheduled(
-    table: dict[str, Any], family: tuple[Any, ...], arch: int, limit: int, elements: int
+    table: dict[str, Any],
+    family: tuple[Any, ...],
+    arch: int,
+    limit: int,
+    elements: int,
+    rows: int = 0,
+    segments: int = 0,
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Rows of (operation, ratio, coff, dtype) that size and shared memory allow, with variants."""
+    """Rows of (operation, ratio, coff, dtype) that sizes and shared memory allow, with variants."""
     variants = {variant["name"]: variant for variant in table["variants"]}
     static = {i["variant"]: i["static_shared"] for i in table["images"] if i["arch"] == arch}
     for row in table["schedules"]:
@@ -103,6 +109,9 @@ def scheduled(
             continue
         variant = variants[row["variant"]]
         if 0 <= row["max_elements"] < elements:
+            continue
+        each = row["max_rows_per_segment"]
+        if each >= 0 and rows > each * segments:
             continue
         if static[row["variant"]] + variant["dynamic_shared"] <= limit:
             yield row, variant
@@ -118,8 +127,9 @@ def choose(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The first schedule row that fits a call, and its variant; `forced`: of that variant."""
     family = (operation, call["ratio"], call["coff"], "bf16")
-    elements = 0 if forced else call["rows"] * call["head_dim"]
-    for row, variant in scheduled(table, family, arch, limit, elements):
+    rows = 0 if forced else call["rows"]
+    sizes = rows * call["head_dim"], rows, call["segments"]
+    for row, variant in scheduled(table, family, arch, limit, *sizes):
         if forced not in (None, row["variant"]):
             continue
         narrow = variant["kind"] == "buffered" and call["head_dim"] < 32 * variant["columns"]
