@@ -10,7 +10,7 @@
 
 /* sizeof(csa_args) when ABI version 1 was first published. */
 enum { ARGS_BYTES_V1 = 200 };
-enum { ARGS_BYTES_MAX = 4096 };  /* no later version's either: not to be read to its end */
+enum { ARGS_BYTES_MAX = 4096 }; /* no later version's either: not to be read to its end */
 enum { HEAD_DIM_MAX = 8388480 };
 static const int64_t COUNT_END = (int64_t)1 << 31;
 
