@@ -9,7 +9,7 @@ The launcher's `plan` says how a row becomes a grid.
 from dataclasses import dataclass
 
 from aot.machines import MACHINES, MEASURED, blocks, elements
-from aot.variants import BUFFERED_WINDOWS, BY_NAME, SHORT_WINDOWS, VARIANTS, Variant
+from aot.variants import BY_NAME, SHORT_WINDOWS, VARIANTS, Variant
 
 ANY = -1
 
@@ -37,10 +37,15 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Cached:
-    """At most so many elements where measured, elsewhere by the size of the second-level cache."""
+class Moving:
+    """At most so many megabytes that the call moves: 10**6 bytes where measured."""
 
-    elements: int
+    megabytes: int
+
+
+@dataclass(frozen=True)
+class Cached:
+    """At most what the second-level cache holds of what the call moves."""
 
 
 @dataclass(frozen=True)
@@ -51,56 +56,85 @@ class Dense:
 
 
 # Rows are (variant, limit, lanes_log2, ctas, fill_ctas, evidence), tried in order; a number as
-# limit is max_elements. Measured on an H200 (132 multiprocessors); the short windows' rows at ratio
-# 4, coff 2, and taken over. `machines` says what other architectures make of them.
-Row = tuple[str, int | Cached | Dense, int, int, int, str]
+# limit is max_elements. Measured on an H200 (132 multiprocessors), the short windows' by
+# `tools/tune`. `machines` says what other architectures make of them.
+Row = tuple[str, int | Moving | Cached | Dense, int, int, int, str]
+
+# (columns and what else names the variant, limit, lanes_log2, evidence)
+_FORWARD: dict[tuple[int, int], tuple[tuple[str, int | Moving | Cached | Dense, int, str], ...]] = {
+    (2, 1): (
+        ("4", Moving(400), 7, "3.6, 10.6, 43 us, 2 columns 4.3, 14.4, 54, at 10, 42, 168 MB"),
+        ("4_n8", ANY, 7, "161 us, a row a thread 173, at 671 MB"),
+    ),
+    (2, 2): (
+        ("4", Moving(28), 7, "3.3 us, 2 columns 3.7, at 9 MB; 5.0, four rows 5.1, at 19"),
+        ("4_n4", Cached(), 7, "8.2 us, a row a thread 8.8, at 38 MB"),
+        ("4", Moving(400), 7, "36 us, four rows 37.5, at 151 MB; 72 in 512 segments, too, at 302"),
+        ("4_n8", ANY, 6, "140 us, a row a thread 146, at 604 MB"),
+    ),
+    (4, 1): (
+        ("4", Moving(28), 7, "3.4 us, four rows 4.0, at 9 MB"),
+        ("4_n4", Cached(), 6, "8.1 us, a row a thread 8.6, at 38 MB"),
+        ("4", Moving(800), 7, "38 us in 512 segments, four rows 39, at 151 MB; 137, 145 at 604"),
+        ("4_n8", ANY, 7, "140 us, four rows a thread 145, at 604 MB"),
+    ),
+    (4, 2): (
+        ("2_early", Moving(13), 7, "3.0 us, 4 columns 3.2, at 9 MB"),
+        ("4_early", Moving(30), 7, "5.8 us, looked up first 6.0, at 27 MB"),
+        ("4_n4", Cached(), 6, "7.8 us, a row a thread 8.3, at 36 MB, d 64"),
+        ("2_once", Moving(200), 6, "34.4 us, 4 columns 35.1, at 143 MB"),
+        ("4_n8", Dense(8), 6, "220 us, four rows 234, at 872 MB in 32,768 segments"),
+        ("4_n4", Dense(64), 7, "70 us, a row a thread 72, at 285 MB in 512 segments"),
+        ("4", Moving(800), 7, "67 and 131 us, four rows 70 and 134, at 285 and 570 MB"),
+        ("4_n4", ANY, 7, "264 us in 1 or 2,048 segments, a row a thread 261, 280"),
+    ),
+}  # fmt: skip
+
+# (columns and what else names the variant, limit, ctas, evidence)
+_BACKWARD: dict[tuple[int, int], tuple[tuple[str, int | Moving, int, str], ...]] = {
+    (2, 1): (
+        ("4", Moving(45), 264, "9.0 us, 396 blocks 10.1, at 19 MB"),
+        ("4", ANY, 396, "26.6, 89, 337 us, 264 blocks 29.6, 100, 386, at 75, 302, 1,208 MB"),
+        ("2", ANY, 528, "447 us at 1,208 MB; for what 4 columns cannot serve"),
+        ("1", ANY, 528, "serves everything; 834 us at 1,208 MB"),
+    ),
+    (2, 2): (
+        ("2_a8", Moving(20), 264, "7.9 us, 4 columns 7.9, at 18 MB"),
+        ("4_a8", ANY, 132, "21.2, 74, 291 us, unbuffered 25.6, 84, 317, at 71, 285, 1,141 MB"),
+        ("4", ANY, 264, "for what is not aligned to 8 elements"),
+        ("2", ANY, 396, "for what 4 columns cannot serve"),
+        ("1", ANY, 528, "serves everything"),
+    ),
+    (4, 1): (
+        ("2_a8", Moving(20), 264, "7.5 us, 4 columns 7.6, at 18 MB"),
+        ("4_a8", ANY, 132, "21.2, 74, 292 us, unbuffered 24.6, 82, 311, at 71, 285, 1,141 MB"),
+        ("4", ANY, 264, "for what is not aligned to 8 elements"),
+        ("2", ANY, 528, "for what 4 columns cannot serve"),
+        ("1", ANY, 528, "serves everything"),
+    ),
+    (4, 2): (
+        ("2_a8", Moving(20), 132, "7.6 and, d 64, 5.8 us, 264 blocks 7.6 and 6.5, at 17 and 9 MB"),
+        ("2_a8", Moving(800), 264, "21, 57, 143 us, unbuffered 25, 60, 147, at 69, 208, 554 MB"),
+        ("4_a8", ANY, 396, "283 us, 2 columns 288, unbuffered 290, at 1,107 MB"),
+        ("4", ANY, 264, "for what is not aligned to 8 elements"),
+        ("2", ANY, 264, "for what 4 columns cannot serve"),
+        ("1", ANY, 396, "serves everything"),
+    ),
+}  # fmt: skip
 
 
 def _short(ratio: int, coff: int) -> tuple[Row, ...]:
-    forward = f"csa_forward_r{ratio}_c{coff}_bf16_v"
-    backward = f"csa_backward_r{ratio}_c{coff}_bf16_v"
-
-    def moving(megabytes: int) -> int:
-        """Elements of `out` of a forward that moves so much."""
-        return megabytes * 1_000_000 // (4 * ratio * coff + 2)
-
-    def moving_back(megabytes: int) -> int:
-        """Elements of `out` of a backward that moves so much."""
-        return megabytes * 1_000_000 // (8 * ratio * coff + 2)
-
-    cached, twice = (Cached(moving(n * MACHINES[MEASURED].cache)) for n in (1, 2))
-    buffered: tuple[Row, ...] = (
-        (backward + "2_a8", moving_back(20), 5, 264, 0,
-         "7.9 us, unbuffered 9.0, at 2**18 elements"),
-        (backward + "4_a8", moving_back(140), 5, 132, 0,
-         "40 us at 138 MB, unbuffered 43; 61 at 208"),
-    )  # fmt: skip
-    smallest: tuple[Row, ...] = (
-        (forward + "2", moving(13), 7, 0, 0, "3.1 us, 4 columns 3.3, at 9 MB; at 36 9.4 to 8.4"),
-    )
-    if (ratio, coff) == (4, 2):
-        smallest = (
-            (forward + "2_early", moving(13), 7, 0, 0, "3.0 us, looked up first 3.15, at 9 MB"),
-            (forward + "4_early", moving(30), 7, 0, 0, "6.0 us, looked up first 6.5, at 27 MB"),
-        )
-    return (
-        *smallest,
-        (forward + "4", cached, 7, 0, 0, "8.4 us, past the first-level cache 10.2, at 36 MB"),
-        # Below some size the last blocks of several rows a thread finish too late. Twice the cache
-        # is a guess at it which no architecture's `cached` exceeds.
-        (forward + "2_once", twice, 7, 0, 0, "as up to 400 MB; the border is to be measured"),
-        (forward + "4_n8", Dense(4), 7, 0, 0, "short segments: to be measured"),
-        (forward + "2_once", moving(400), 7, 0, 0, "65 us in 1 or 512 segments, 4 columns 68, 72"),
-        (forward + "4", moving(800), 7, 0, 0, "132 us in 1 segment, four rows a thread 135"),
-        (forward + "4_n4", ANY, 7, 0, 0, "264 us in 1 or 2,048 segments, a row a thread 261, 280"),
-        (forward + "2", ANY, 7, 0, 0, "for what 4 columns cannot serve"),
-        (forward + "1", ANY, 7, 0, 0, "serves everything"),
-        *(buffered if (ratio, coff) in BUFFERED_WINDOWS else ()),
-        (backward + "2", 400_000, 5, 264, 0, "8.1 us, 4 columns 9.1, at 2**18 elements"),
-        (backward + "4", ANY, 5, 264, 0, "59 us, 2 columns 67, at 3 * 2**20 elements"),
-        (backward + "2", ANY, 5, 264, 0, "for what 4 columns cannot serve"),
-        (backward + "1", ANY, 5, 264, 0, "serves everything"),
-    )
+    window = f"r{ratio}_c{coff}_bf16_v"
+    fallback = (("2", ANY, 7, "for what 4 columns cannot serve"), ("1", ANY, 7, "serves everything"))
+    forward = [
+        (f"csa_forward_{window}{name}", limit, lanes_log2, 0, 0, evidence)
+        for name, limit, lanes_log2, evidence in (*_FORWARD[ratio, coff], *fallback)
+    ]
+    backward = [
+        (f"csa_backward_{window}{name}", limit, 5, ctas, 0, evidence)
+        for name, limit, ctas, evidence in _BACKWARD[ratio, coff]
+    ]
+    return (*forward, *backward)
 
 
 _LONG: tuple[Row, ...] = (
@@ -134,18 +168,25 @@ _FINISH: tuple[Row, ...] = (
 def _schedule(architecture: int, row: Row) -> Schedule:
     name, limit, lanes_log2, ctas, fill_ctas, evidence = row
     variant = BY_NAME[name]
-    size, rows_per_segment = ANY, ANY
-    if isinstance(limit, Cached):
-        size = limit.elements * MACHINES[architecture].cache // MACHINES[MEASURED].cache
-    elif isinstance(limit, Dense):
-        rows_per_segment = limit.rows_per_segment
+    size, dense = ANY, ANY
+    if isinstance(limit, Dense):
+        dense = limit.rows_per_segment
+    elif isinstance(limit, Cached):
+        size = moved_elements(variant, MACHINES[architecture].cache)
+    elif isinstance(limit, Moving):
+        size = elements(architecture, moved_elements(variant, limit.megabytes))
     else:
         size = elements(architecture, limit)
     ctas, fill_ctas = (blocks(architecture, variant, found) for found in (ctas, fill_ctas))
     if architecture != MEASURED:
         evidence = "unmeasured"
-    limits = size, rows_per_segment
-    return Schedule(architecture, variant, *limits, lanes_log2, ctas, fill_ctas, evidence)
+    return Schedule(architecture, variant, size, dense, lanes_log2, ctas, fill_ctas, evidence)
+
+
+def moved_elements(variant: Variant, megabytes: int) -> int:
+    """Elements of `out` of a call of a variant's window that moves so much."""
+    each = 8 if variant.operation == "backward" else 4  # bytes of a position: kv, score, gradients
+    return megabytes * 1_000_000 // (each * variant.ratio * variant.coff + 2)
 
 
 SCHEDULES: tuple[Schedule, ...] = tuple(

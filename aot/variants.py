@@ -232,12 +232,13 @@ VARIANTS: tuple[Variant, ...] = (
     ),
     *(
         Variant(
-            "forward", ratio, coff, "bf16", columns, FORWARD_THREADS,
-            _forward_blocks(ratio, coff, columns), **fields,
+            "forward", ratio, coff, "bf16", 4, FORWARD_THREADS, _forward_blocks(ratio, coff, 4),
+            rows=rows,
         )
         for ratio, coff in SHORT_WINDOWS
-        for columns, fields in ((2, {"once": True}), (4, {"rows": 4}), (4, {"rows": 8}))
+        for rows in ((8,) if (ratio, coff) == (2, 1) else (4, 8))
     ),
+    Variant("forward", 4, 2, "bf16", 2, FORWARD_THREADS, once=True),
     *(
         Variant(
             "forward", 4, 2, "bf16", columns, FORWARD_THREADS, _forward_blocks(4, 2, columns),

@@ -62,7 +62,7 @@ def serving(manifest: bundle.Manifest, shapes: list[Shape], pack: Pack, call: st
         v["name"]
         for v in manifest["variants"]
         if (v["operation"], v["ratio"], v["coff"]) == window
-        and (v["kind"] != "buffered" or pack.head_dim >= WARP * v["columns"])
+        and (v["kind"] == "short" or v["columns"] <= max(pack.head_dim // WARP, 1))
     }
     return [shape for shape in shapes if shape.variant in names]
 

@@ -82,9 +82,8 @@ def find_row_at_once(pack: Pack, row: Int32, ratio: cutlass.Constexpr) -> tuple[
     )
     found = max(arch.popc(arch.vote_ballot_sync(prefix <= row)) - 1, 0)
     real_rows = arch.shuffle_sync(prefix, WARP - 1)
-    index = row - arch.shuffle_sync(prefix, found)
-    token = max(min(arch.shuffle_sync(other, found) + index * ratio, pack.tokens - ratio), 0)
-    first = Int32((index <= 0) | (token < ratio))
+    segment = arch.shuffle_sync(prefix, found), arch.shuffle_sync(other, found), Int32(0)
+    token, first, _ = place(pack, row, *segment, ratio)
     padding = row >= real_rows
     return select(padding, Int32(0), token), select(padding, Int32(1), first)
 

@@ -44,9 +44,10 @@ static bool aligned(const struct alignment *alignment, const struct csa_variant 
          (alignment->ape & (uintptr_t)(ape_alignment(v) - 1)) == 0;
 }
 
-/* Rows narrower than a warp would leave lanes of a buffered variant idle; it serves them forced. */
+/* Rows narrower than a warp would leave lanes idle, where warps lie along the columns: fewer columns
+ * a thread serve them better. Forced, a variant serves them all the same. */
 static bool fills_warps(const struct csa_variant *v, const csa_args *a) {
-  return v->kind != CSA_BUFFERED || a->head_dim >= 32 * v->columns;
+  return v->kind == CSA_SHORT || v->columns == 1 || a->head_dim >= 32 * v->columns;
 }
 
 static bool of_family(const struct csa_variant *v, const struct csa_family *f) {

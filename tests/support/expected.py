@@ -132,7 +132,8 @@ def choose(
     for row, variant in scheduled(table, family, arch, limit, *sizes):
         if forced not in (None, row["variant"]):
             continue
-        narrow = variant["kind"] == "buffered" and call["head_dim"] < 32 * variant["columns"]
+        columns = variant["columns"]
+        narrow = variant["kind"] != "short" and columns > max(call["head_dim"] // 32, 1)
         if narrow and not forced:
             continue
         if fits(operation, call, variant):
