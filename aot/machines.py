@@ -5,7 +5,7 @@ The rule takes over what was found on the measured GPU:
 
 1. The variants, in the same order, where they are built.
 2. Blocks of a backward: as many a multiprocessor as there, but no more than its shared memory holds
-   at once, since a second wave costs as much as the first. Registers allow as many everywhere: a
+   at once, since a second wave may cost as much as the first. Registers allow as many everywhere: a
    variant's `min_blocks` binds the compiler. The number is fixed for an image and orders the sums
    of grad_ape, so a smaller part of the architecture runs it in more waves, and a larger one leaves
    multiprocessors idle.

@@ -58,10 +58,11 @@ class Dense:
 # Rows are (variant, limit, lanes_log2, ctas, fill_ctas, evidence), tried in order; a number as
 # limit is max_elements. Measured on an H200 (132 multiprocessors), the short windows' by
 # `tools/tune`. `machines` says what other architectures make of them.
-Row = tuple[str, int | Moving | Cached | Dense, int, int, int, str]
+Limit = int | Moving | Cached | Dense
+Row = tuple[str, Limit, int, int, int, str]
 
 # (columns and what else names the variant, limit, lanes_log2, evidence)
-_FORWARD: dict[tuple[int, int], tuple[tuple[str, int | Moving | Cached | Dense, int, str], ...]] = {
+_FORWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
     (2, 1): (
         ("4", Moving(400), 7, "3.6, 10.6, 43 us, 2 columns 4.3, 14.4, 54, at 10, 42, 168 MB"),
         ("4_n8", ANY, 7, "161 us, a row a thread 173, at 671 MB"),
@@ -90,8 +91,13 @@ _FORWARD: dict[tuple[int, int], tuple[tuple[str, int | Moving | Cached | Dense, 
     ),
 }  # fmt: skip
 
+_FALLBACK = (
+    ("2", ANY, 7, "for what 4 columns cannot serve"),
+    ("1", ANY, 7, "serves everything"),
+)
+
 # (columns and what else names the variant, limit, ctas, evidence)
-_BACKWARD: dict[tuple[int, int], tuple[tuple[str, int | Moving, int, str], ...]] = {
+_BACKWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
     (2, 1): (
         ("4", Moving(45), 264, "9.0 us, 396 blocks 10.1, at 19 MB"),
         ("4", ANY, 396, "26.6, 89, 337 us, 264 blocks 29.6, 100, 386, at 75, 302, 1,208 MB"),
@@ -108,6 +114,7 @@ _BACKWARD: dict[tuple[int, int], tuple[tuple[str, int | Moving, int, str], ...]]
     (4, 1): (
         ("2_a8", Moving(20), 264, "7.5 us, 4 columns 7.6, at 18 MB"),
         ("4_a8", ANY, 132, "21.2, 74, 292 us, unbuffered 24.6, 82, 311, at 71, 285, 1,141 MB"),
+        ("2_a8", ANY, 396, "22.0, 78, 297 us there; for heads narrower than 128"),
         ("4", ANY, 264, "for what is not aligned to 8 elements"),
         ("2", ANY, 528, "for what 4 columns cannot serve"),
         ("1", ANY, 528, "serves everything"),
@@ -116,6 +123,7 @@ _BACKWARD: dict[tuple[int, int], tuple[tuple[str, int | Moving, int, str], ...]]
         ("2_a8", Moving(20), 132, "7.6 and, d 64, 5.8 us, 264 blocks 7.6 and 6.5, at 17 and 9 MB"),
         ("2_a8", Moving(800), 264, "21, 57, 143 us, unbuffered 25, 60, 147, at 69, 208, 554 MB"),
         ("4_a8", ANY, 396, "283 us, 2 columns 288, unbuffered 290, at 1,107 MB"),
+        ("2_a8", ANY, 264, "for heads narrower than 128"),
         ("4", ANY, 264, "for what is not aligned to 8 elements"),
         ("2", ANY, 264, "for what 4 columns cannot serve"),
         ("1", ANY, 396, "serves everything"),
@@ -125,10 +133,9 @@ _BACKWARD: dict[tuple[int, int], tuple[tuple[str, int | Moving, int, str], ...]]
 
 def _short(ratio: int, coff: int) -> tuple[Row, ...]:
     window = f"r{ratio}_c{coff}_bf16_v"
-    fallback = (("2", ANY, 7, "for what 4 columns cannot serve"), ("1", ANY, 7, "serves everything"))
     forward = [
         (f"csa_forward_{window}{name}", limit, lanes_log2, 0, 0, evidence)
-        for name, limit, lanes_log2, evidence in (*_FORWARD[ratio, coff], *fallback)
+        for name, limit, lanes_log2, evidence in (*_FORWARD[ratio, coff], *_FALLBACK)
     ]
     backward = [
         (f"csa_backward_{window}{name}", limit, 5, ctas, 0, evidence)

@@ -44,8 +44,8 @@ static bool aligned(const struct alignment *alignment, const struct csa_variant 
          (alignment->ape & (uintptr_t)(ape_alignment(v) - 1)) == 0;
 }
 
-/* Rows narrower than a warp would leave lanes idle, where warps lie along the columns: fewer columns
- * a thread serve them better. Forced, a variant serves them all the same. */
+/* Where warps lie along the columns, rows narrower than a warp leave lanes idle: fewer columns a
+ * thread serve them better. Forced, a variant serves them all the same. */
 static bool fills_warps(const struct csa_variant *v, const csa_args *a) {
   return v->kind == CSA_SHORT || v->columns == 1 || a->head_dim >= 32 * v->columns;
 }

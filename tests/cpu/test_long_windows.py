@@ -95,22 +95,23 @@ def test_plans_of_long_windows_follow_the_rules(
 
 def test_a_long_windows_block_takes_one_row_at_a_time(long: tuple[str, dict[str, Any]]) -> None:
     calls: list[Any] = [
-        ("forward", forward(head_dim=8, rows=100, tokens=400), 90, None),
-        ("backward", backward(head_dim=8, rows=100, tokens=400), 90, None),
+        ("forward", forward(head_dim=128, rows=100, tokens=400), 90, None),
+        ("backward", backward(head_dim=128, rows=100, tokens=400), 90, None),
     ]
     ahead, back = explained(long[0], calls)
     assert ahead["grid"] == (1, 100, 1) and ahead["lanes_log2"] == 5
     assert back["groups"] == 100 and back["fill_ctas"] == 1 and back["lanes_log2"] == 5
-    assert back["workspace_bytes"] == 100 * 4 * 16 * 4
+    assert back["workspace_bytes"] == 100 * 4 * 256 * 4
 
 
 def test_shared_memory_that_a_device_lacks_passes_the_row_over(
     long: tuple[str, dict[str, Any]],
 ) -> None:
     name = "csa_backward_r4_c2_bf16_v2"
-    plans = explained(long[0], [("backward", backward(), c, None) for c in (90, 100, 80, 86, 120)])
+    call = backward(head_dim=64)
+    plans = explained(long[0], [("backward", call, c, None) for c in (90, 100, 80, 86, 120)])
     assert [plan["variant"] == name for plan in plans] == [True, True, False, False, False]
-    (error,) = explained(long[0], [("backward", backward(), 86, name)])
+    (error,) = explained(long[0], [("backward", call, 86, name)])
     assert "bytes of shared memory; a block of this device has 101376" in error
 
 
@@ -149,7 +150,7 @@ def test_dynamic_shared_memory_is_allowed_once_and_asked_for_at_each_launch(
     long: tuple[str, dict[str, Any]],
 ) -> None:
     run = fake.run(
-        "for _ in range(2): csa_runtime.launch_backward(**backward(grad_ape=None))",
+        "for _ in range(2): csa_runtime.launch_backward(**backward(head_dim=64, grad_ape=None))",
         CSA_RUNTIME_BUNDLE=long[0],
     )
     (allowed,) = run.named("cuKernelSetAttribute")

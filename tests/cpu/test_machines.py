@@ -19,13 +19,14 @@ def test_each_architecture_has_its_gpu_and_only_the_measured_one_evidence() -> N
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_blocks_fill_whole_waves_that_shared_memory_holds(arch: int) -> None:
+def test_blocks_fill_whole_waves_and_one_alone_where_nobody_measured(arch: int) -> None:
     machine = MACHINES[arch]
     for row in ROWS[arch]:
         each, left = divmod(row.ctas, machine.multiprocessors)
         assert left == 0 and row.fill_ctas % machine.multiprocessors == 0
         assert (row.ctas > 0) == (row.variant.operation == "backward")
-        assert each < 2 or each * (row.variant.dynamic_shared + 1024) <= machine.shared
+        holds = machine.shared // (row.variant.dynamic_shared + 1024)
+        assert arch == MEASURED or each <= max(holds, 1) or not row.variant.dynamic_shared
 
 
 def test_what_was_found_is_kept_where_it_was_found_and_fitted_elsewhere() -> None:
