@@ -95,13 +95,13 @@ def test_plans_of_long_windows_follow_the_rules(
 
 def test_a_long_windows_block_takes_one_row_at_a_time(long: tuple[str, dict[str, Any]]) -> None:
     calls: list[Any] = [
-        ("forward", forward(head_dim=128, rows=100, tokens=400), 90, None),
-        ("backward", backward(head_dim=128, rows=100, tokens=400), 90, None),
+        ("forward", forward(head_dim=64, rows=100, tokens=400), 90, None),
+        ("backward", backward(head_dim=64, rows=100, tokens=400), 90, None),
     ]
     ahead, back = explained(long[0], calls)
     assert ahead["grid"] == (1, 100, 1) and ahead["lanes_log2"] == 5
     assert back["groups"] == 100 and back["fill_ctas"] == 1 and back["lanes_log2"] == 5
-    assert back["workspace_bytes"] == 100 * 4 * 256 * 4
+    assert back["workspace_bytes"] == 100 * 4 * 128 * 4
 
 
 def test_shared_memory_that_a_device_lacks_passes_the_row_over(

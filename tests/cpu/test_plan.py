@@ -123,9 +123,8 @@ def test_a_row_for_short_segments_serves_up_to_its_rows_per_segment(arch: int) -
     assert limited
     for row in limited:
         operation, ratio, each = row["operation"], row["ratio"], row["max_rows_per_segment"]
-        shorter = max(0, *(r["max_rows_per_segment"] % each for r in limited))
-        large = (
-            1 << 17
+        shorter = max((n for r in limited if (n := r["max_rows_per_segment"]) < each), default=0)
+        large = 1 << 17  # of 128 columns each: too many for the rows before, too few for the last
         )  # rows, of 128 columns each: too many for the rows before, too few for later
         for segments in (0, 1, large // each - 1, large // each, large // each + 1, 2**31 - 1):
             for rows in {0, 1, min(each * segments, large), large, 2**31 - 1}:
