@@ -15,6 +15,10 @@ SMALLER_LIMITS = (163 << 10, 99 << 10)  # shared memory of a block on smaller de
 MOST_ELEMENTS = 1 << 28  # of kv
 
 
+def _within(count: int, limit: int, times: int = 1) -> bool:
+    return limit < 0 or count <= limit * times
+
+
 @dataclass(frozen=True)
 class Table:
     """The schedule rows of the device's architecture, in the manifest's order."""
@@ -38,12 +42,13 @@ class Table:
             row = next(row for row in self.rows if row["variant"] == variant)
             whole = row["operation"] in ("forward", "backward")
             size = rows * case.head_dim if whole else case.ratio * case.coff * case.head_dim
-            # Rows are tried in order, so of those with this variant it is the first large enough.
+            # Rows are tried in order, so of those with this variant it is the first that fits.
             found += [
                 i
                 for i in self.family(row["operation"], row["ratio"], row["coff"])
                 if self.rows[i]["variant"] == variant
-                and (self.rows[i]["max_elements"] < 0 or size <= self.rows[i]["max_elements"])
+                and _within(size, self.rows[i]["max_elements"])
+                and _within(rows, self.rows[i]["max_rows_per_segment"], len(case.lengths))
             ][:1]
         return found
 
@@ -62,7 +67,7 @@ class Table:
             return None
         family = self.family(row["operation"], ratio, coff)
         limits = sorted({self.rows[i]["max_elements"] for i in family} - {-1})
-        for head_dim in (128, 512):
+        for head_dim in (128, 512, 64):
             counts = sorted({1, *(n // head_dim + more for n in limits for more in (0, 1))} - {0})
             for count in counts:
                 # Where a row asks for short segments, as many as hold `count` rows or a few more.

@@ -60,6 +60,13 @@ def test_every_pack_at_every_head_dim(name: str, head_dim: int, coff: int) -> No
 
 
 @COFFS
+def test_more_rows_than_a_grid_is_high(coff: int) -> None:
+    """65,535 blocks lie below each other; further ones go on behind them."""
+    packing = problems.packing("tall", LONG, [65_537 * LONG, 5], extra_rows=1)
+    check_forward(harness.problem(packing, LONG, coff, 2))
+
+
+@COFFS
 def test_few_elements_of_the_small_packs_together_differ_from_r(coff: int) -> None:
     counts = dict.fromkeys(("out", "grad_kv", "grad_score"), 0)
     totals = dict(counts)
