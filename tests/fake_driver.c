@@ -290,7 +290,8 @@ int cuLaunchKernelEx(const struct config *c, char *function, void **parameters, 
   if (own < 0) FAIL(INVALID_CONTEXT);
   if (!is_special(c->stream) && c->stream->context != current()) FAIL(INVALID_HANDLE);
   if (!runs(kernel->library->arch, capability(current()->device))) FAIL(NO_BINARY);
-  if (c->grid[0] == 0 || c->grid[1] == 0 || c->grid[1] > 65535) FAIL(INVALID_VALUE);
+  for (int i = 0; i < 3; i++)
+    if (c->grid[i] == 0 || c->grid[i] > (i ? 65535u : 0x7fffffffu)) FAIL(INVALID_VALUE);
   if (!kernel->loaded[own] && forbidden()) FAIL(CAPTURE_UNSUPPORTED);
   kernel->loaded[own] = 1;
   END

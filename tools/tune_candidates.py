@@ -38,23 +38,25 @@ class Shape(NamedTuple):
 
 
 def shapes(manifest: bundle.Manifest, arch: int, multiprocessors: int) -> Iterator[Shape]:
-    """What a GPU of this architecture could launch, forward and backward."""
-    built = {image["variant"] for image in manifest["images"] if image["arch"] == arch}
-    scheduled = {s["variant"]: s["lanes_log2"] for s in manifest["schedules"] if s["arch"] == arch}
+    """What is scheduled for an architecture, then what else a GPU of it could launch."""
+    rows = [s for s in manifest["schedules"] if s["arch"] == arch and s["operation"] != "finish"]
+    scheduled = dict.fromkeys(Shape(s["variant"], s["lanes_log2"], s["ctas"]) for s in rows)
+    yield from scheduled
+    lanes_of = {shape.variant: shape.lanes_log2 for shape in scheduled}
     for v in manifest["variants"]:
-        if v["name"] not in built & set(scheduled) or v["operation"] == "finish":
+        if v["name"] not in lanes_of:
             continue
         most = int(math.log2(v["threads"]))
         lanes = [n for n in LANES if n <= most] if v["kind"] == "short" else []
         blocks = [n * multiprocessors for n in BLOCKS] if v["operation"] == "backward" else [0]
-        for n in lanes or [scheduled[v["name"]]]:
-            yield from (Shape(v["name"], n, ctas) for ctas in blocks)
+        made = [Shape(v["name"], n, c) for n in lanes or [lanes_of[v["name"]]] for c in blocks]
+        yield from (shape for shape in made if shape not in scheduled)
 
 
 def serving(manifest: bundle.Manifest, shapes: list[Shape], pack: Pack, call: str) -> list[Shape]:
     """Those of a pack's window that the launcher would take by itself.
 
-    It forces buffered variants onto rows narrower than a warp, but never chooses them there: a row
+    It forces variants onto rows narrower than a warp's columns, but never chooses them there: a row
     made of such a winner would serve nothing.
     """
     window = (call, pack.ratio, pack.coff)
@@ -133,7 +135,7 @@ class Found(NamedTuple):
         if others:
             other = min(others, key=lambda shape: self.times[shape])
             said += f", {other.variant.partition('_bf16_')[2]} {self.times[other]:.1f}"
-        return f"{said}, at {self.elements:,} elements"
+        return f"{said}, at {self.elements:,} elements: {self.pack}"
 
 
 def rows(found: list[Found]) -> list[tuple[Any, ...]]:
