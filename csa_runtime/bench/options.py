@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from csa_runtime.bench.record import Record
 
+# In the order in which they are measured: the profiler, once started, slows all that follows.
 SECTIONS = {
     "graph": "time per call inside a graph: forward, backward, and both",
-    "kernels": "sums of kernel durations, by torch's profiler",
     "wall": "time per call by the host's clock",
     "host": "what a call costs the calling thread",
     "cold": "as graph, over buffers of three times the second-level cache in turn",
     "segments": "1 to 32,768 segments, alike and ragged",
     "tokens": "1,024 to 131,072 tokens",
+    "kernels": "sums of kernel durations, by torch's profiler",
 }
 SYSTEMS = ("csa_runtime", "eager", "peer", "twin")
 EPILOG = (

@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from csa_runtime.bench.packs import CALLS
 from csa_runtime.bench.record import COPY, EAGER, OURS, PEER, TWIN, Record
+from csa_runtime.bench.tables import percent
 from csa_runtime.bench.times import Times
 
 COLOURS = {OURS: "#0b6e99", EAGER: "#c2703d", PEER: "#7a5195", COPY: "#8c8c8c", TWIN: "#3a7d44"}
@@ -95,9 +96,10 @@ def shares(times: Times) -> Any:
             if ours is not None:
                 axis.plot([100, ours], [place, place], color=colour, linewidth=1.6, alpha=0.5)
                 axis.plot(ours, place, "o", color=colour, markersize=7)
+            said = "-" if ours is None else percent(ours / 100).rstrip("%")
             axis.text(
-                1.08, place, "-" if ours is None else f"{ours:.0f}", color=colour, ha="right",
-                va="center", fontsize=8.5, transform=axis.get_yaxis_transform(),
+                1.08, place, said, color=colour, ha="right", va="center", fontsize=8.5,
+                transform=axis.get_yaxis_transform(),
             )  # fmt: skip
         axis.set_title(call, fontsize=10, color=INK)
         axis.grid(False, axis="y")

@@ -199,10 +199,10 @@ def host(scope: Scope) -> Rows:
 
 SECTIONS: dict[str, Callable[[Scope], Rows]] = {
     "graph": graph,
-    "kernels": kernels,
     "wall": wall,
     "host": host,
     "cold": cold,
     "segments": segments,
     "tokens": tokens,
+    "kernels": kernels,
 }

@@ -55,7 +55,7 @@ def limits(
             for call in CALLS:
                 part = times.share(section, pack, call)
                 cells += [times.beside(section, pack, OURS, call)]
-                cells += ["-" if part is None else f"{part:.0%}"]
+                cells += [percent(part)]
             yield [*cells, last(pack)]
 
     sticks = [f"{name} us" for name in times.yardsticks(section)]
@@ -204,6 +204,13 @@ def megabytes(times: Times, pack: str) -> str:
 def both(times: Times, section: str, pack: str, system: str) -> str:
     """Forward and backward."""
     return " / ".join(times.shown(section, pack, system, call) for call in CALLS)
+
+
+def percent(part: float | None) -> str:
+    """Of a limit; near 100 % with a decimal, which tells on which side."""
+    if part is None:
+        return "-"
+    return f"{part:.1%}" if f"{part:.0%}" == "100%" else f"{part:.0%}"
 
 
 def us_over(times: Times, section: str, name: str) -> str:

@@ -122,7 +122,7 @@ def test_a_gpu_without_images_is_named(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["sideways"], "'sideways' is none of graph, kernels"),
+        (["sideways"], "'sideways' is none of graph, wall"),
         (["--systems", "csa_runtime,other"], "'other' is none of csa_runtime, eager, peer"),
         (["--pack", "4,2,512"], "SEGMENTSxLENGTH is wanted"),
         (["--pack", "4,3,512,1x8192"], "SEGMENTSxLENGTH is wanted"),
