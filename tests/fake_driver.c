@@ -290,8 +290,7 @@ int cuLaunchKernelEx(const struct config *c, char *function, void **parameters, 
   if (own < 0) FAIL(INVALID_CONTEXT);
   if (!is_special(c->stream) && c->stream->context != current()) FAIL(INVALID_HANDLE);
   if (!runs(kernel->library->arch, capability(current()->device))) FAIL(NO_BINARY);
-  for (int i = 0; i < 3; i++)
-    if (c->grid[i] == 0 || c->grid[i] > (i ? 65535u : 0x7fffffffu)) FAIL(INVALID_VALUE);
+  if ((int)c->grid[0] < 1 || c->grid[1] - 1 > 65534 || c->grid[2] - 1 > 65534) FAIL(INVALID_VALUE);
   if (!kernel->loaded[own] && forbidden()) FAIL(CAPTURE_UNSUPPORTED);
   kernel->loaded[own] = 1;
   END
