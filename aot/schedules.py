@@ -77,7 +77,7 @@ _FORWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
         ("4", Moving(28), 7, "3.4 us, four rows 4.0, at 9 MB"),
         ("4_n4", Cached(), 6, "8.1 us, a row a thread 8.6, at 38 MB"),
         ("4", Moving(800), 7, "38 us in 512 segments, four rows 39, at 151 MB; 137, 145 at 604"),
-        ("4_n8", ANY, 7, "140 us, four rows a thread 145, at 604 MB"),
+        ("4_n8", ANY, 7, "140 us, four rows 145, a row a thread 137, at 604 MB; none beyond"),
     ),
     (4, 2): (
         ("2_early", Moving(13), 7, "3.0 us, 4 columns 3.2, at 9 MB"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from csa_runtime.bench.record import Record
 
-# In the order in which they are measured: the profiler, once started, slows all that follows.
+# As they are measured: the profiler comes last, for what followed it was slower.
 SECTIONS = {
     "graph": "time per call inside a graph: forward, backward, and both",
     "wall": "time per call by the host's clock",
