@@ -137,7 +137,8 @@ def explain(
         compute_capability: such as 90 or (9, 0), to ask about a device that is not here; no driver.
         shared_limit: with it, the most shared memory a block may have there, bytes; 0 is that of
             its architecture.
-        variant: force one by name, launched as the first row of the schedules that names it says.
+        variant: force one by name. Of the schedules' rows that name it, the first for the size says
+            how it is launched; if none is for it, the first.
 
     Returns:
         variant: name of the kernel; image: sha256 of its cubin; arch: of that, such as 90;

@@ -77,6 +77,21 @@ static bool dense(const struct csa_schedule *row, const csa_args *a) {
   return row->max_rows_per_segment < 0 || a->rows <= row->max_rows_per_segment * a->segments;
 }
 
+/* The row that launches a variant forced by name: its first for such a pack, else its first of all,
+ * or NULL. */
+static const struct csa_schedule *row_of(const struct csa_bundle *bundle,
+                                         const struct csa_target *target, int32_t family,
+                                         int32_t variant, const csa_args *a) {
+  const struct csa_schedule *row, *first = NULL;
+  int32_t cursor = target->first_row[family];
+  while ((row = next_row(bundle, target, family, &cursor)) != NULL) {
+    if (row->variant != variant) continue;
+    if (within(row, a->rows * a->head_dim) && dense(row, a)) return row;
+    if (first == NULL) first = row;
+  }
+  return first;
+}
+
 /* Whether the device and the pack's sizes let a row serve the problem, whatever its alignment. */
 static bool fits(const struct csa_bundle *bundle, const struct csa_target *target,
                  const struct csa_schedule *row, const csa_args *a) {
@@ -142,9 +157,7 @@ static int force(const struct csa_bundle *bundle, const struct csa_target *targe
                     name, csa_operation_name(f->operation), a->ratio, a->coff,
                     csa_dtype_name(a->dtype));
   const struct csa_variant *v = &bundle->variants[variant];
-  int32_t cursor = target->first_row[family];
-  while ((*row = next_row(bundle, target, family, &cursor)) != NULL && (*row)->variant != variant)
-    continue;
+  *row = row_of(bundle, target, family, variant, a);
   if (*row == NULL)
     return csa_fail(CSA_ERROR_VALUE,
                     "variant=\"%s\" is not scheduled for sm_%d, whose images compute capability "

@@ -7,10 +7,10 @@
 #include "layout.h"
 #include "target.h"
 
-/* The first row of forward or backward that size, alignment and shared memory allow; the first one
- * that names `variant` where that is not NULL, whatever the size; and its layout. CSA_ERROR_VALUE
- * where nothing can serve the call; CSA_ERROR_ARCH where only another architecture's images could.
- */
+/* The first row of forward or backward that size, alignment and shared memory allow, and its
+ * layout. Where `variant` is not NULL, of the rows that name it the first for the size, or the
+ * first if none is. CSA_ERROR_VALUE where nothing can serve the call; CSA_ERROR_ARCH where only
+ * another architecture's images could. */
 int csa_choose(const struct csa_bundle *bundle, const struct csa_target *target,
                enum csa_operation operation, const csa_args *args, const char *variant,
                const struct csa_schedule **row, struct csa_layout *layout);

@@ -231,17 +231,36 @@ def test_workspace_bound_covers_every_plan(window: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100, 120])
-def test_forced_variant_runs_as_its_first_schedule_says(arch: int) -> None:
+def test_forced_variant_runs_as_its_schedule_for_the_size_says(arch: int) -> None:
     forced = {row["variant"] for row in TABLE["schedules"] if row["arch"] == arch}
     for name in forced:
         variant = BY_NAME[name]
         if variant["operation"] == "finish":
             continue
         make, ratio = CALLS[variant["operation"]], variant["ratio"]
-        for rows in (1, 1 << 20):
+        for rows in (1, 1 << 13, 1 << 20):
             call = make(ratio, variant["coff"], 512, min(rows * ratio, 1 << 24), rows)
             plan = agree(variant["operation"], call, arch, name)
             assert plan["variant"] == name
+
+
+@pytest.mark.parametrize("operation", CALLS)
+def test_forcing_what_would_be_chosen_changes_nothing(operation: str) -> None:
+    for (ratio, coff), rows in itertools.product(WINDOWS, (1, 500, 1 << 13, 1 << 18)):
+        for segments in (1, rows // 4):
+            call = CALLS[operation](ratio, coff, 256, ratio * rows, rows, segments=segments)
+            plan = explain(operation, call)
+            assert explain(operation, call, variant=plan["variant"]) == plan
+
+
+def test_a_forced_variant_is_launched_as_its_row_for_the_size_says() -> None:
+    """Not as its first one: other lanes forward, other blocks backward."""
+    name = "csa_forward_r4_c2_bf16_v4_n4"
+    calls = [forward(head_dim=512, rows=rows) for rows in (1 << 10, 1 << 16)]
+    assert [agree("forward", call, variant=name)["lanes_log2"] for call in calls] == [6, 7]
+    name = "csa_backward_r4_c2_bf16_v2_a8"
+    calls = [backward(head_dim=64, rows=rows) for rows in (1 << 12, 1 << 14)]
+    assert [agree("backward", call, variant=name)["groups"] for call in calls] == [128, 256]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_shapes_are_of_what_is_built_and_scheduled(tool: Any) -> None:
 
 
 def test_every_scheduled_shape_is_among_them_whatever_the_gpu(tool: Any) -> None:
-    """A name alone would be launched as its variant's first row."""
+    """Under a name of its own, which is how the scheduled shape is timed beside them."""
     for arch, multiprocessors in ((90, 132), (90, 100), (80, 60)):
         shapes = set(tool.candidates.shapes(MANIFEST, arch, multiprocessors))
         for row in MANIFEST["schedules"]:

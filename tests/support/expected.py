@@ -125,11 +125,16 @@ def choose(
     limit: int,
     forced: str | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The first schedule row that fits a call, and its variant; `forced`: of that variant."""
+    """The first schedule row that fits a call, and its variant.
+
+    forced: of that variant, whatever the size if no row of it is for the call's.
+    """
     family = (operation, call["ratio"], call["coff"], "bf16")
-    rows = 0 if forced else call["rows"]
-    sizes = rows * call["head_dim"], rows, call["segments"]
-    for row, variant in scheduled(table, family, arch, limit, *sizes):
+    sizes = call["rows"] * call["head_dim"], call["rows"], call["segments"]
+    found = [*scheduled(table, family, arch, limit, *sizes)]
+    if forced:
+        found += scheduled(table, family, arch, limit, 0)
+    for row, variant in found:
         if forced not in (None, row["variant"]):
             continue
         columns = variant["columns"]
