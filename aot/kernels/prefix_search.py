@@ -77,8 +77,8 @@ def guess(segments: Int32, value: Int32, extent: Int32) -> Int32:
 
 def of_lane(begin: Int32, segments: Int32) -> Int32:
     """The index of the prefix that a lane looks at: from `begin` on, up to the last one."""
-    index = begin + arch.lane_idx()
-    return select(index < segments, index, segments)
+    index = Uint32(begin + arch.lane_idx())  # of nearly 2**31 segments it may have all 32 bits
+    return Int32(select(index < Uint32(segments), index, Uint32(segments)))
 
 
 def glance(
