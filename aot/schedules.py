@@ -50,9 +50,10 @@ class Cached:
 
 @dataclass(frozen=True)
 class Dense:
-    """Any size, but at most so many rows per segment."""
+    """At most so many rows per segment, of any size or as `Moving` says."""
 
     rows_per_segment: int
+    megabytes: int | None = None
 
 
 # Rows are (variant, limit, lanes_log2, ctas, fill_ctas, evidence), tried in order; a number as
@@ -84,6 +85,7 @@ _FORWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
         ("4_early", Moving(30), 7, "5.8 us, looked up first 6.0, at 27 MB"),
         ("4_n4", Cached(), 6, "7.8 us, a row a thread 8.3, at 36 MB, d 64"),
         ("2_once", Moving(200), 6, "34.4 us, 4 columns 35.1, at 143 MB"),
+        ("2_once", Dense(8, 400), 6, "59.8 us, eight rows 63.5, at 285 MB in 8,192 segments"),
         ("4_n8", Dense(8), 6, "220 us, four rows 234, at 872 MB in 32,768 segments"),
         ("4_n4", Dense(64), 7, "70 us, a row a thread 72, at 285 MB in 512 segments"),
         ("4", Moving(800), 7, "67 and 131 us, four rows 70 and 134, at 285 and 570 MB"),
@@ -178,7 +180,8 @@ def _schedule(architecture: int, row: Row) -> Schedule:
     size, dense = ANY, ANY
     if isinstance(limit, Dense):
         dense = limit.rows_per_segment
-    elif isinstance(limit, Cached):
+        limit = ANY if limit.megabytes is None else Moving(limit.megabytes)
+    if isinstance(limit, Cached):
         size = moved_elements(variant, MACHINES[architecture].cache)
     elif isinstance(limit, Moving):
         size = elements(architecture, moved_elements(variant, limit.megabytes))

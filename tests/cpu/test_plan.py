@@ -124,7 +124,8 @@ def test_a_row_for_short_segments_serves_up_to_its_rows_per_segment(arch: int) -
     for row in limited:
         operation, ratio, each = row["operation"], row["ratio"], row["max_rows_per_segment"]
         shorter = max((n for r in limited if (n := r["max_rows_per_segment"]) < each), default=0)
-        large = 1 << 17  # of 128 columns each: too many for the rows before, too few for the last
+        # Of 128 columns each: too many for the rows before, too few for the last.
+        large = row["max_elements"] // 128 if row["max_elements"] >= 0 else 1 << 17
         for segments in (0, 1, large // each - 1, large // each, large // each + 1, 2**31 - 1):
             for rows in {0, 1, min(each * segments, large), large, 2**31 - 1}:
                 tokens = min(ratio * max(rows, 1), 2**31 - 1)
