@@ -94,6 +94,7 @@ _FORWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
 }  # fmt: skip
 
 _FALLBACK = (
+    ("4", ANY, 7, "for heads too narrow for several rows a thread"),
     ("2", ANY, 7, "for what 4 columns cannot serve"),
     ("1", ANY, 7, "serves everything"),
 )

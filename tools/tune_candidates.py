@@ -56,15 +56,15 @@ def shapes(manifest: bundle.Manifest, arch: int, multiprocessors: int) -> Iterat
 def serving(manifest: bundle.Manifest, shapes: list[Shape], pack: Pack, call: str) -> list[Shape]:
     """Those of a pack's window that the launcher would take by itself.
 
-    It forces variants onto rows narrower than a warp's columns, but never chooses them there: a row
-    made of such a winner would serve nothing.
+    It forces variants onto heads that leave lanes idle, but never chooses them there: a row made of
+    such a winner would serve nothing.
     """
     window = (call, pack.ratio, pack.coff)
     names = {
         v["name"]
         for v in manifest["variants"]
         if (v["operation"], v["ratio"], v["coff"]) == window
-        and (v["kind"] == "short" or v["columns"] <= max(pack.head_dim // WARP, 1))
+        and v["columns"] <= max(pack.head_dim // (v["rows"] if v["kind"] == "short" else WARP), 1)
     }
     return [shape for shape in shapes if shape.variant in names]
 

@@ -44,10 +44,12 @@ static bool aligned(const struct alignment *alignment, const struct csa_variant 
          (alignment->ape & (uintptr_t)(ape_alignment(v) - 1)) == 0;
 }
 
-/* Where warps lie along the columns, rows narrower than a warp leave lanes idle: fewer columns a
- * thread serve them better. Forced, a variant serves them all the same. */
+/* Where warps lie along the columns, or as many lanes as a thread has rows, narrower heads leave
+ * lanes idle: fewer columns or rows a thread serve them better. Forced, a variant serves them all
+ * the same. */
 static bool fills_warps(const struct csa_variant *v, const csa_args *a) {
-  return v->kind == CSA_SHORT || v->columns == 1 || a->head_dim >= 32 * v->columns;
+  if (v->kind == CSA_SHORT) return v->rows == 1 || a->head_dim >= v->rows * v->columns;
+  return v->columns == 1 || a->head_dim >= 32 * v->columns;
 }
 
 static bool of_family(const struct csa_variant *v, const struct csa_family *f) {

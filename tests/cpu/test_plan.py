@@ -40,7 +40,7 @@ def agree(
 
 @pytest.mark.parametrize("operation", CALLS)
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("head_dim", [1, 2, 3, 4, 6, 64, 127, 128, 129, 512, 8_388_480])
+@pytest.mark.parametrize("head_dim", [1, 2, 3, 4, 6, 8, 16, 32, 64, 127, 128, 129, 512, 8_388_480])
 def test_plan_follows_the_schedules(operation: str, window: tuple[int, int], head_dim: int) -> None:
     ratio, coff = window
     for rows, tokens in itertools.product(
@@ -138,17 +138,20 @@ def test_a_row_for_short_segments_serves_up_to_its_rows_per_segment(arch: int) -
                 assert forced["variant"] == row["variant"]
 
 
-@pytest.mark.parametrize("rows", [3, 2000, 9000])
-def test_narrow_heads_get_a_buffered_variant_only_by_name(rows: int) -> None:
-    buffered = [v for v in TABLE["variants"] if v["kind"] == "buffered"]
-    assert buffered
-    for head_dim in (8, 56, 64, 120, 128, 8_388_480):
-        for variant in buffered:
-            ratio, coff = variant["ratio"], variant["coff"]
-            call = backward(ratio, coff, head_dim, ratio * rows, rows)
-            chosen = BY_NAME[agree("backward", call)["variant"]]
-            assert chosen["kind"] == "short" or head_dim >= 32 * chosen["columns"]
-            assert agree("backward", call, variant=variant["name"])["lanes_log2"] == 5
+@pytest.mark.parametrize("operation", CALLS)
+@pytest.mark.parametrize("rows", [3, 2000, 9000, 1 << 23])
+def test_heads_that_leave_lanes_idle_get_a_variant_only_by_name(operation: str, rows: int) -> None:
+    """A buffered variant, and one of several rows a thread; large packs have one row instead."""
+    wide = [v for v in TABLE["variants"] if v["kind"] == "buffered" or v["rows"] > 1]
+    for variant in (v for v in wide if v["operation"] == operation):
+        ratio, coff = variant["ratio"], variant["coff"]
+        for head_dim in (8, 16, 24, 56, 64, 120, 128, 8_388_480):
+            call = CALLS[operation](ratio, coff, head_dim, ratio * rows, rows)
+            chosen = BY_NAME[agree(operation, call)["variant"]]
+            lanes = chosen["rows"] if chosen["kind"] == "short" else 32
+            assert head_dim >= lanes * chosen["columns"]
+            assert chosen["columns"] == 4 or operation == "backward" or rows < 1 << 23
+            agree(operation, call, variant=variant["name"])
 
 
 def test_what_finishes_goes_by_the_planes_elements() -> None:
@@ -233,16 +236,11 @@ def test_workspace_bound_covers_every_plan(window: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("arch", [80, 90, 100, 120])
 def test_forced_variant_runs_as_its_schedule_for_the_size_says(arch: int) -> None:
-    forced = {row["variant"] for row in TABLE["schedules"] if row["arch"] == arch}
-    for name in forced:
-        variant = BY_NAME[name]
-        if variant["operation"] == "finish":
-            continue
-        make, ratio = CALLS[variant["operation"]], variant["ratio"]
-        for rows in (1, 1 << 13, 1 << 20):
-            call = make(ratio, variant["coff"], 512, min(rows * ratio, 1 << 24), rows)
-            plan = agree(variant["operation"], call, arch, name)
-            assert plan["variant"] == name
+    named = [r for r in TABLE["schedules"] if r["arch"] == arch and r["operation"] in CALLS]
+    for row, rows in itertools.product(named, (1, 1 << 13, 1 << 20)):
+        operation, ratio = row["operation"], row["ratio"]
+        call = CALLS[operation](ratio, row["coff"], 512, min(rows * ratio, 1 << 24), rows)
+        assert agree(operation, call, arch, row["variant"])["variant"] == row["variant"]
 
 
 @pytest.mark.parametrize("operation", CALLS)

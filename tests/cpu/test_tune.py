@@ -61,14 +61,21 @@ def test_every_scheduled_shape_is_among_them_whatever_the_gpu(tool: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "absent"), [(32, {"v2_a8", "v4_a8"}), (64, {"v4_a8"}), (128, set())]
+    ("head_dim", "absent"),
+    [
+        (8, {"v4_n4", "v4_n8", "v2_a8", "v4_a8"}),
+        (16, {"v4_n8", "v2_a8", "v4_a8"}),
+        (32, {"v2_a8", "v4_a8"}),
+        (64, {"v4_a8"}),
+        (128, set()),
+    ],
 )
 def test_a_pack_gets_what_the_launcher_would_choose(
     tool: Any, head_dim: int, absent: set[str]
 ) -> None:
-    """Of its window, and none that leaves lanes of a buffered variant idle."""
+    """Of its window, and none that leaves lanes idle."""
     pack, shapes = Pack(4, 2, head_dim, (64,)), list(tool.candidates.shapes(MANIFEST, 90, 132))
-    for call, kinds in (("forward", set()), ("backward", {"v2_a8", "v4_a8"})):
+    for call, kinds in (("forward", {"v4_n4", "v4_n8"}), ("backward", {"v2_a8", "v4_a8"})):
         start = f"csa_{call}_r4_c2_bf16_"
         window = {s.variant for s in shapes if s.variant.startswith(start)}
         missing = {start + kind for kind in absent & kinds}

@@ -67,7 +67,7 @@ class Table:
             return None
         family = self.family(row["operation"], ratio, coff)
         limits = sorted({self.rows[i]["max_elements"] for i in family} - {-1})
-        for head_dim in (128, 512, 64):
+        for head_dim in (128, 512, 64, 8):
             counts = sorted({1, *(n // head_dim + more for n in limits for more in (0, 1))} - {0})
             for count in counts:
                 # Where a row asks for short segments, as many as hold `count` rows or a few more.

@@ -137,8 +137,8 @@ def choose(
     for row, variant in found:
         if forced not in (None, row["variant"]):
             continue
-        columns = variant["columns"]
-        narrow = variant["kind"] != "short" and columns > max(call["head_dim"] // 32, 1)
+        lanes = variant["rows"] if variant["kind"] == "short" else 32
+        narrow = variant["columns"] > max(call["head_dim"] // lanes, 1)
         if narrow and not forced:
             continue
         if fits(operation, call, variant):
