@@ -110,6 +110,7 @@ _BACKWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
     (2, 2): (
         ("2_a8", Moving(20), 264, "7.9 us, 4 columns 7.9, at 18 MB"),
         ("4_a8", ANY, 132, "21.2, 74, 291 us, unbuffered 25.6, 84, 317, at 71, 285, 1,141 MB"),
+        ("2_a8", ANY, 264, "for heads narrower than 128"),
         ("4", ANY, 264, "for what is not aligned to 8 elements"),
         ("2", ANY, 396, "for what 4 columns cannot serve"),
         ("1", ANY, 528, "serves everything"),
