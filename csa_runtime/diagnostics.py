@@ -180,21 +180,25 @@ def explain(
     own = {"ape": 4, "cu_seqlens": 4, "cu_seqlens_comp": 4, "grad_ape": 4, "workspace": 16}
     for position, name in enumerate(names, start=1):
         fields[name] = (position << 48) + max(alignment, own.get(name, 1))
-    result: dict[str, Any] = _native.explain(
-        operation,
-        device=integer("device", device, 0),
-        ratio=ratio,
-        coff=coff,
-        dtype=_dtype_code(dtype),
-        tokens=integer("total_tokens", total_tokens, 0),
-        segments=integer("segments", segments, 0),
-        rows=integer("total_comp", total_comp, 0),
-        head_dim=words,
-        compute_capability=_capability(compute_capability),
-        shared_limit=integer("shared_limit", shared_limit, 0),
-        variant=variant,
-        **fields,
-    )
+    try:
+        result: dict[str, Any] = _native.explain(
+            operation,
+            device=integer("device", device, 0),
+            ratio=ratio,
+            coff=coff,
+            dtype=_dtype_code(dtype),
+            tokens=integer("total_tokens", total_tokens, 0),
+            segments=integer("segments", segments, 0),
+            rows=integer("total_comp", total_comp, 0),
+            head_dim=words,
+            compute_capability=_capability(compute_capability),
+            shared_limit=integer("shared_limit", shared_limit, 0),
+            variant=variant,
+            **fields,
+        )
+    except DriverError as error:
+        text = f"{error}; explain() asks no driver when given compute_capability="
+        raise DriverError(text, error.name, error.code, error.call) from None
     return result
 
 

@@ -20,6 +20,15 @@ def test_without_a_driver_the_error_says_so() -> None:
     assert "no CUDA driver" in error["text"] and "libcuda.so.1" in error["text"]
 
 
+@pytest.mark.parametrize("driver", [False, True])
+def test_explain_says_how_to_ask_without_a_gpu(driver: bool) -> None:
+    ask = "dict(ratio=4, coff=2, head_dim=128, total_tokens=64, total_comp=16)"
+    script = f"emit(attempt(csa_runtime.explain, **{ask}))"
+    error = fake.run(script, driver, FAKE_CUDA_DEVICES="none").output
+    assert (error["type"], error["call"]) == ("DriverError", "cuInit" if driver else "dlopen")
+    assert "explain() asks no driver when given compute_capability=" in error["text"]
+
+
 @pytest.mark.parametrize(("version", "said"), [("11080", "11.8"), ("11020", "11.2")])
 def test_a_driver_before_cuda_12_is_too_old(version: str, said: str) -> None:
     run = fake.run(LAUNCH, FAKE_CUDA_VERSION=version)
