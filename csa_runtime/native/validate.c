@@ -11,6 +11,8 @@
 /* sizeof(csa_args) when ABI version 1 was first published. */
 enum { ARGS_BYTES_V1 = 200 };
 enum { ARGS_BYTES_MAX = 4096 }; /* no later version's either: not to be read to its end */
+/* cuDNN frontend's limit, 65535 times 128 columns, kept as it is. Nothing here needs it: column
+ * tiles lie along a grid's width, and what grows with ratio * head_dim is counted in 64 bits. */
 enum { HEAD_DIM_MAX = 8388480 };
 static const int64_t COUNT_END = (int64_t)1 << 31;
 
