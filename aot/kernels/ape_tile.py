@@ -11,9 +11,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int64
 
 from aot.kernels.memory import copy_async, load_f32, store_f32
+from aot.kernels.ptx import select
 from aot.kernels.thread import Thread
 from aot.kernels.warp import WARP
 from aot.kernels.window_long import LongWindow
+
+PIECE = 4  # fp32 of 16 bytes
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class ApeTile:
     """Every thread's own part of the APE: in shared memory where `held`, else in global memory.
 
     Laid out [position of the window][column of the tile], fp32, `offset` words into the block's
-    shared memory. A thread reads what it wrote.
+    shared memory. A warp reads what it wrote.
     """
 
     window: LongWindow
@@ -49,17 +52,22 @@ class ApeTile:
 
 @cute.jit
 def fill_ape_tile(tile: cutlass.Constexpr, thread: Thread, ape: cute.Pointer) -> None:
-    """Starts copying a thread's part to shared memory; sets it to zeros without an APE."""
+    """Starts copying a warp's part to shared memory; sets it to zeros without an APE."""
     window = cutlass.const_expr(tile.window)
-    if ape.toint() == 0:
-        for half in cutlass.range_constexpr(window.coff):
-            for k in cutlass.range_constexpr(window.run):
-                target = tile.at(thread, half, k)
-                store_f32(target, [Float32(0.0)] * window.columns)
-    else:
-        width = Int64(thread.head_dim) * window.coff
-        source = ape + (thread.warp * window.run * width + thread.column)
-        for half in cutlass.range_constexpr(window.coff):
-            for k in cutlass.range_constexpr(window.run):
-                target, offset = tile.at(thread, half, k), k * width + half * thread.head_dim
-                copy_async(target, source + offset, 4 * window.columns)
+    pieces = cutlass.const_expr(window.tile // PIECE)
+    together = cutlass.const_expr(WARP // pieces)  # positions that one instruction of a warp copies
+    place, at = thread.lane // pieces, thread.lane % pieces * PIECE
+    wanted = thread.tile + at
+    column = select(wanted < thread.head_dim, wanted, thread.head_dim - PIECE)
+    row = thread.warp * window.run + place
+    target = thread.memory + tile.offset + (row * window.tile + at)
+    width = Int64(thread.head_dim) * window.coff
+    source = ape + (row * width + column)
+    for half in cutlass.range_constexpr(window.coff):
+        to = target + half * window.ratio * window.tile
+        if ape.toint() == 0:
+            for k in cutlass.range_constexpr(0, window.run, together):
+                store_f32(to + k * window.tile, [Float32(0.0)] * PIECE)
+        else:
+            for k in cutlass.range_constexpr(0, window.run, together):
+                copy_async(to + k * window.tile, source + (k * width + half * thread.head_dim), 16)

@@ -78,7 +78,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         inputs = Pair(Matrix(kv, kv_stride), Matrix(score, score_stride))
         grad_out = Matrix(grad_out, grad_out_stride)
         outputs = Pair(Matrix(grad_kv, grad_kv_stride), Matrix(grad_score, grad_score_stride))
-        # The first row is found by itself, and travels while the others are looked up.
+        # The first row is found by itself, and travels while the others are looked up. The APE
+        # follows, or the look-up would wait behind its copies.
         real_rows = pack.real_rows()
         row = row_of(Int32(0), group, groups)
         first_row = Int32(row)
@@ -91,10 +92,10 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         if row < real_rows:
             grad_word = load_word_once(grad_out.at(row, column), window.columns)
             copy_row(row_buffer, thread, Row(Int32(0), token, first), inputs)
+        look_up_rows(row_table, memory, Int32(0), pack, group, groups)
         if cutlass.const_expr(ape_tile.held):
             fill_ape_tile(ape_tile, thread, ape)
         arch.cp_async_commit_group()
-        look_up_rows(row_table, memory, Int32(0), pack, group, groups)
 
         registers = Registers.of(window)
         index = Int32(0)

@@ -51,12 +51,15 @@ class WarpExchange:
         store_f32(self._sums(thread, thread.warp), sums)
 
     def sums(self, thread: Thread) -> list[Float32]:
-        """The sums over all warps, in ascending order, of each of a thread's columns."""
+        """The sums over all warps, pair by pair, of each of a thread's columns.
+
+        A chain half as long as one by one, and less is rounded.
+        """
         count = 2 * self.window.columns
+        parts = [load_f32(self._sums(thread, Int32(w)), count) for w in range(self.window.warps)]
         totals = [Float32(0.0)] * count
-        for w in range(self.window.warps):
-            part = load_f32(self._sums(thread, Int32(w)), count)
-            totals = [total + x for total, x in zip(totals, part, strict=True)]
+        for even, odd in zip(parts[::2], parts[1::2], strict=True):
+            totals = [total + (a + b) for total, a, b in zip(totals, even, odd, strict=True)]
         return totals
 
     def _maximum(self, thread: Thread, warp: Int32) -> cute.Pointer:

@@ -33,9 +33,9 @@ static struct alignment alignment_of(enum csa_operation operation, const csa_arg
   return result;
 }
 
-/* Bytes: an access takes `columns` fp32, 16 bytes at most. */
+/* Bytes: of as many fp32 as the elements that other tensors are aligned to, 16 bytes at most. */
 static int32_t ape_alignment(const struct csa_variant *v) {
-  return v->columns < 4 ? 4 * v->columns : 16;
+  return v->alignment < 4 ? 4 * v->alignment : 16;
 }
 
 static bool aligned(const struct alignment *alignment, const struct csa_variant *v,

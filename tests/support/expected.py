@@ -59,7 +59,7 @@ def architecture(table: dict[str, Any], capability: int) -> int:
 def fits(operation: str, call: dict[str, Any], variant: dict[str, Any]) -> bool:
     """Whether alignment lets a variant serve the call."""
     unit = variant["alignment"]
-    if call["head_dim"] % unit or (call["ape"] or 0) % min(16, 4 * variant["columns"]):
+    if call["head_dim"] % unit or (call["ape"] or 0) % min(16, 4 * unit):
         return False
     for name in ALIGNED[operation]:
         rows = call["rows"] if name in PER_ROW else call["tokens"]
