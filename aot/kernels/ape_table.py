@@ -65,9 +65,10 @@ def fold_into_plane(
     lanes_log2: Int32,
     head_dim: Int32,
 ) -> None:
-    """Adds the row lanes' sums in ascending order and writes this block's columns of the plane.
+    """Adds the row lanes' sums, two at a time, and writes this block's columns of the plane.
 
-    plane: (ratio, width) fp32, contiguous. Call it behind a barrier, from every thread.
+    There are two row lanes at least. plane: (ratio, width) fp32, contiguous. Call it behind a
+    barrier, from every thread.
     """
     window = cutlass.const_expr(table.window)
     thread, _, _ = arch.thread_idx()
@@ -81,9 +82,10 @@ def fold_into_plane(
         if column < head_dim:
             total = Float32(0.0)
             source = base + (position * (table.threads * window.columns) + offset)
-            for _ in cutlass.range(Int32(table.threads) >> lanes_log2):
-                total = total + arch.load(source, Float32, ss="cta")
-                source = source + tile
+            for _ in cutlass.range(Int32(table.threads // 2) >> lanes_log2):
+                pair = [arch.load(source + i * tile, Float32, ss="cta") for i in range(2)]
+                total = total + (pair[0] + pair[1])
+                source = source + 2 * tile
             row = position
             if cutlass.const_expr(window.coff == 2):
                 row = position % window.ratio

@@ -81,6 +81,14 @@ def least(values: list[Float32]) -> Float32:
     return lowest
 
 
+def sum_in_pairs(values: list[Float32]) -> Float32:
+    """The sum: of neighbours, then of neighbouring sums; a short chain, and little is rounded."""
+    while len(values) > 1:
+        last = values[-1:] if len(values) % 2 else []
+        values = [a + b for a, b in zip(values[::2], values[1::2], strict=False)] + last
+    return values[0]
+
+
 def below_maximum(scores: list[Float32]) -> list[Float32]:
     """The scores less their maximum."""
     most = largest(scores)

@@ -3,7 +3,7 @@
 
 The last `fill_ctas` blocks write the zeros of tokens that no row pools. Each of the others owns
 `columns` elements of grad_ape, with `lanes` threads for each: a lane takes every lanes-th plane,
-then the lanes' sums are added in ascending order.
+then the lanes' sums are added in pairs.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute import arch
 
+from aot.kernels import arithmetic as ar
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
 from aot.kernels.segments import Pack
@@ -68,8 +69,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                 plane = lane
                 while plane + (IN_FLIGHT - 1) * lanes < groups:
                     loaded = [arch.load(source + i * step, Float32) for i in range(IN_FLIGHT)]
-                    for value in loaded:
-                        total = total + value
+                    total = total + ar.sum_in_pairs(loaded)
                     source = source + IN_FLIGHT * step
                     plane = plane + IN_FLIGHT * lanes
                 while plane < groups:
@@ -81,9 +81,12 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                 arch.store(partial + thread, total, ss="cta")
                 arch.sync_threads()
                 if lane == 0:
-                    for i in cutlass.range_constexpr(1, lanes):
-                        other = partial + (i * columns + column)
-                        total = total + arch.load(other, Float32, ss="cta")
+                    total = ar.sum_in_pairs(
+                        [
+                            arch.load(partial + (i * columns + column), Float32, ss="cta")
+                            for i in range(lanes)
+                        ]
+                    )
             if (lane == 0) & (element < plane_elements):
                 if accumulate != 0:
                     total = total + arch.load(grad_ape + element, Float32)

@@ -51,16 +51,12 @@ class WarpExchange:
         store_f32(self._sums(thread, thread.warp), sums)
 
     def sums(self, thread: Thread) -> list[Float32]:
-        """The sums over all warps, pair by pair, of each of a thread's columns.
-
-        A chain half as long as one by one, and less is rounded.
-        """
-        count = 2 * self.window.columns
-        parts = [load_f32(self._sums(thread, Int32(w)), count) for w in range(self.window.warps)]
-        totals = [Float32(0.0)] * count
-        for even, odd in zip(parts[::2], parts[1::2], strict=True):
-            totals = [total + (a + b) for total, a, b in zip(totals, even, odd, strict=True)]
-        return totals
+        """The sums over all warps, added in pairs, of each of a thread's columns."""
+        parts = [
+            load_f32(self._sums(thread, Int32(w)), 2 * self.window.columns)
+            for w in range(self.window.warps)
+        ]
+        return [ar.sum_in_pairs(list(column)) for column in zip(*parts, strict=True)]
 
     def _maximum(self, thread: Thread, warp: Int32) -> cute.Pointer:
         return thread.memory + self.offset + self._entry(warp, thread.lane)
