@@ -150,10 +150,13 @@ def _short(ratio: int, coff: int) -> tuple[Row, ...]:
 
 _LONG: tuple[Row, ...] = (
     ("csa_forward_r128_c1_bf16_v2_early_t256", 20_000, 5, 0, 0, "2.6 us, found first 2.7: 2**13"),
-    ("csa_forward_r128_c1_bf16_v2_t256", ANY, 5, 0, 0, "2.6 us at 2**13, 17.0 at 2**17 elements"),
+    ("csa_forward_r128_c1_bf16_v2_t256", 400_000, 5, 0, 0, "17.2 us, 4 columns 18.2, at 2**17"),
+    ("csa_forward_r128_c1_bf16_v4_t128", ANY, 5, 0, 0, "125 us, 2 columns 139, at 2**20"),
+    ("csa_forward_r128_c1_bf16_v2_t256", ANY, 5, 0, 0, "for what 4 columns cannot serve"),
     ("csa_forward_r128_c1_bf16_v1_t512", ANY, 5, 0, 0, "serves everything; 23 us at 2**17"),
     ("csa_forward_r128_c2_bf16_v2_early_t512", 20_000, 5, 0, 0, "3.9 us, 4 columns 7.1, at 2**13"),
-    ("csa_forward_r128_c2_bf16_v4_t256", ANY, 5, 0, 0, "17.8 us, 2 columns 20.8, at 2**16"),
+    ("csa_forward_r128_c2_bf16_v4_t256", 400_000, 5, 0, 0, "17.4 us, 128 threads 18.1, at 2**16"),
+    ("csa_forward_r128_c2_bf16_v4_t128", ANY, 5, 0, 0, "257 us, 256 threads 264, at 2**20"),
     ("csa_forward_r128_c2_bf16_v2_t512", ANY, 5, 0, 0, "for what 4 columns cannot serve"),
     ("csa_forward_r128_c2_bf16_v1_t512", ANY, 5, 0, 0, "serves everything; 26 us at 2**16"),
     ("csa_backward_r128_c1_bf16_v1_t256_a8_ape", 20_000, 5, 132, 0, "6.7 us, 2 columns 7.6: 2**13"),
