@@ -198,7 +198,7 @@ def serves(variant: str, p: Problem, *outputs: torch.Tensor, grad_out: bool = Fa
         p.head_dim % unit == 0
         and all(t.data_ptr() % (unit * BF16) == 0 for t in sixteen_bit)
         and all(t.stride(0) % unit == 0 for t in sixteen_bit if t.shape[0] > 1)
-        and (ape is None or ape.data_ptr() % min(16, 4 * names.columns(variant)) == 0)
+        and (ape is None or ape.data_ptr() % min(16, 4 * unit) == 0)
     )
 
 
