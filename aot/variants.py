@@ -161,11 +161,6 @@ BUFFERED_WINDOWS = ((2, 2), (4, 1), (4, 2))  # of the short ones
 LONG_RATIO = 128
 
 
-def _forward_blocks(ratio: int, coff: int, columns: int) -> int:
-    # Left alone, the compiler takes few registers and fits many blocks: best but for the widest.
-    return 5 if ratio * coff * columns == 32 else 0
-
-
 def _backward_blocks(ratio: int, coff: int, columns: int) -> int:
     # As many blocks as the registers for a thread's window allow without spilling.
     return 2 if ratio * coff * columns >= 16 else 3
@@ -191,6 +186,7 @@ _LONG = (
     _long("forward", 2, 4, 128, batch=4, min_blocks=8),
     _long("forward", 2, 2, 512, batch=8, min_blocks=2),
     _long("forward", 2, 2, 512, batch=8, min_blocks=2, early=True),
+    _long("forward", 2, 2, 256, batch=8, early=True),
     _long("forward", 2, 1, 512, batch=8),
     # Aligned to 8 elements, rows are copied asynchronously, 16 bytes at a time. A block of sm_120
     # has 99 KB of shared memory.
@@ -228,15 +224,15 @@ VARIANTS: tuple[Variant, ...] = (
     *(
         Variant(
             "forward", ratio, coff, "bf16", columns, FORWARD_THREADS,
-            _forward_blocks(ratio, coff, columns),
         )
         for ratio, coff in SHORT_WINDOWS
         for columns in (1, 2, 4)
     ),
     *(
         Variant(
-            "forward", ratio, coff, "bf16", 4, FORWARD_THREADS, _forward_blocks(ratio, coff, 4),
-            rows=rows,
+            "forward", ratio, coff, "bf16", 4, FORWARD_THREADS, rows=rows,
+            # Left alone, the compiler takes few registers and fits many blocks, but not here.
+            min_blocks=5 if ratio * coff == 8 else 0,
         )
         for ratio, coff in SHORT_WINDOWS
         for rows in ((8,) if (ratio, coff) == (2, 1) else (4, 8))
@@ -244,8 +240,7 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("forward", 4, 2, "bf16", 2, FORWARD_THREADS, once=True),
     *(
         Variant(
-            "forward", 4, 2, "bf16", columns, FORWARD_THREADS, _forward_blocks(4, 2, columns),
-            early=True,
+            "forward", 4, 2, "bf16", columns, FORWARD_THREADS, early=True,
         )
         for columns in (2, 4)
     ),
