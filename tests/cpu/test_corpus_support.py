@@ -66,6 +66,16 @@ def test_too_many_elements_off_by_a_step_are_found_together() -> None:
     assert broken.startswith("coarse: 40 of 20000 elements of out")
 
 
+def test_of_padding_one_row_counts_and_all_must_be_alike() -> None:
+    p: Any = SimpleNamespace(packing=SimpleNamespace(computed=2))
+    out = torch.tensor([[1.0], [2.0], [torch.nan], [torch.nan], [torch.nan]])
+    assert tolerance.once(p, out).shape == (3, 1)
+    assert tolerance.once(p, out[:2]).shape == (2, 1)
+    out[4] = 3.0
+    with pytest.raises(AssertionError, match="rows of padding differ"):
+        tolerance.once(p, out)
+
+
 def test_a_failure_names_the_problem_and_runs_alone() -> None:
     ran = []
 

@@ -24,7 +24,8 @@ def check_forward(p: Problem, placement: Placement = PLAIN, *, gate: bool = True
     """The scheduled variant and every variant by name into poisoned, guarded memory."""
     wanted = oracle.output(p.packing, p.given, p.ratio, p.coff)
     for variant, out in forwards(p, placement):
-        tolerance.assert_tolerance("out", out.view, wanted.out, wanted.out64, gate=gate)
+        counted = (tolerance.once(p, x) for x in (out.view, wanted.out, wanted.out64))
+        tolerance.assert_tolerance("out", *counted, gate=gate)
         assert not tolerance.masks_differ("out", out.view, wanted.out), variant
         assert out.outside_untouched(), variant
 

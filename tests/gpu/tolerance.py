@@ -99,6 +99,13 @@ def not_zeroed(p: Problem, grad_kv: torch.Tensor, grad_score: torch.Tensor) -> l
     return broken
 
 
+def once(p: Problem, out: torch.Tensor) -> torch.Tensor:
+    """The rows of `out` that count: of padding, which all pools the same tokens, one."""
+    padding = out[p.packing.computed :]
+    assert bool(same(padding, padding[:1]).all()), "rows of padding differ"
+    return out[: p.packing.computed + 1]
+
+
 def assert_tolerance(
     name: str,
     found: torch.Tensor,
