@@ -66,14 +66,19 @@ def test_too_many_elements_off_by_a_step_are_found_together() -> None:
     assert broken.startswith("coarse: 40 of 20000 elements of out")
 
 
-def test_of_padding_one_row_counts_and_all_must_be_alike() -> None:
-    p: Any = SimpleNamespace(packing=SimpleNamespace(computed=2))
-    out = torch.tensor([[1.0], [2.0], [torch.nan], [torch.nan], [torch.nan]])
-    assert tolerance.once(p, out).shape == (3, 1)
-    assert tolerance.once(p, out[:2]).shape == (2, 1)
-    out[4] = 3.0
-    with pytest.raises(AssertionError, match="rows of padding differ"):
-        tolerance.once(p, out)
+def test_of_padding_what_differs_counts_once_and_all_of_it_must_be_near() -> None:
+    p: Any = SimpleNamespace(packing=SimpleNamespace(rows=10, computed=2))
+    exact = torch.ones(10, 8)
+    found = exact.clone()
+    found[2:, 0] += 2.0**-7  # once, or eight times
+    wanted: Any = SimpleNamespace(out=exact, out64=exact.double() + 2.0**-8)
+    tolerance.assert_output(p, found, wanted)
+    p.packing.computed = 10
+    with pytest.raises(AssertionError, match="8 of 80 elements differ from R"):
+        tolerance.assert_output(p, found, wanted)
+    p.packing.computed, found[9, 1] = 2, 1.5
+    with pytest.raises(AssertionError, match="from fp64"):
+        tolerance.assert_output(p, found, wanted)
 
 
 def test_a_failure_names_the_problem_and_runs_alone() -> None:

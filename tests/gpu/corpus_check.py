@@ -214,8 +214,7 @@ def _check_output(spec: Spec, p: Problem, found: torch.Tensor, wanted: oracle.Ou
     masks = tolerance.masks_differ("out", found, wanted.out)
     assert not masks, masks
     if spec.close:
-        counted = (tolerance.once(p, x) for x in (found, wanted.out, wanted.out64))
-        _assert_near("out", *counted, gate=spec.gate)
+        tolerance.assert_output(p, found, wanted, gate=spec.gate)
     elif spec.kind in BOUNDED and not spec.special:
         harness.assert_output(p, found, wanted)
 
