@@ -7,7 +7,9 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from support import examples, fake
@@ -17,6 +19,7 @@ pytestmark = pytest.mark.L1
 NATIVE = tuple(examples.NATIVE)
 PYTHON = ("raw_pointers.py", "graph_capture.py")
 PAGE = examples.EXAMPLES.parent / "docs" / "raw_pointers.md"
+ARRAYS = PAGE.with_name("arrays.md")
 
 
 def built(source: str, folder: Path) -> list[str]:
@@ -121,3 +124,15 @@ def test_the_page_of_raw_pointers_names_every_field() -> None:
     text = PAGE.read_text()
     missing = [f for f in fields if not f.endswith("_stride") and f"`{f}`" not in text]
     assert len(fields) > 20 and not missing
+
+
+def test_the_page_of_arrays_runs() -> None:
+    pytest.importorskip("ml_dtypes")
+    (code,) = re.findall(r"```python\n(.*?)```", ARRAYS.read_text(), re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(code, found)
+    shapes = {name: found[name].shape for name in ("out", "grad_kv", "grad_score", "grad_ape")}
+    assert shapes == {
+        "out": (9, 64), "grad_kv": (40, 128), "grad_score": (40, 128), "grad_ape": (4, 128)
+    }  # fmt: skip
+    assert all(np.isfinite(found[name].astype(np.float32)).all() for name in shapes)
