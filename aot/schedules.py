@@ -57,7 +57,7 @@ class Dense:
 
 
 # Rows are (variant, limit, lanes_log2, ctas, fill_ctas, evidence), tried in order; a number as
-# limit is max_elements. Measured on an H200 (132 multiprocessors), the short windows' by
+# limit is max_elements. Measured on an H200 (132 multiprocessors), most of the short windows' by
 # `tools/tune`. `machines` says what other architectures make of them.
 Limit = int | Moving | Cached | Dense
 Row = tuple[str, Limit, int, int, int, str]

@@ -222,9 +222,7 @@ def _buffered(ratio: int, coff: int, columns: int, threads: int) -> Variant:
 
 VARIANTS: tuple[Variant, ...] = (
     *(
-        Variant(
-            "forward", ratio, coff, "bf16", columns, FORWARD_THREADS,
-        )
+        Variant("forward", ratio, coff, "bf16", columns, FORWARD_THREADS)
         for ratio, coff in SHORT_WINDOWS
         for columns in (1, 2, 4)
     ),
@@ -239,9 +237,7 @@ VARIANTS: tuple[Variant, ...] = (
     ),
     Variant("forward", 4, 2, "bf16", 2, FORWARD_THREADS, once=True),
     *(
-        Variant(
-            "forward", 4, 2, "bf16", columns, FORWARD_THREADS, early=True,
-        )
+        Variant("forward", 4, 2, "bf16", columns, FORWARD_THREADS, early=True)
         for columns in (2, 4)
     ),
     *(

@@ -12,6 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute import arch
 
+from aot.kernels import arithmetic as ar
 from aot.kernels.memory import load_f32, store_f32
 from aot.kernels.ptx import select
 from aot.kernels.window import Window
@@ -84,7 +85,7 @@ def fold_into_plane(
             source = base + (position * (table.threads * window.columns) + offset)
             for _ in cutlass.range(Int32(table.threads // 2) >> lanes_log2):
                 pair = [arch.load(source + i * tile, Float32, ss="cta") for i in range(2)]
-                total = total + (pair[0] + pair[1])
+                total = total + ar.sum_in_pairs(pair)
                 source = source + 2 * tile
             row = position
             if cutlass.const_expr(window.coff == 2):

@@ -4,8 +4,8 @@
 Blocks form `groups` x `column_tiles`: one owns a tile of columns and one of every `groups` rows.
 Each of its warps owns a run of tokens in each half of the window, for which it keeps the
 exponentials and the APE sums in registers; over a row the warps exchange their maxima, then their
-sums, which every thread adds in pairs. The next row's kv and score travel to shared
-memory in the meantime. Every warp copies what it reads itself, so nothing else waits.
+sums, which every thread adds in pairs. The next row's kv and score travel to shared memory in the
+meantime. Every warp copies what it reads itself, so nothing else waits.
 """
 
 from typing import Any

@@ -127,7 +127,6 @@ def test_the_page_of_raw_pointers_names_every_field() -> None:
 
 
 def test_the_page_of_arrays_runs() -> None:
-    pytest.importorskip("ml_dtypes")
     (code,) = re.findall(r"```python\n(.*?)```", ARRAYS.read_text(), re.DOTALL)
     found: dict[str, Any] = {}
     exec(code, found)
