@@ -85,8 +85,9 @@ class Variant:
     reread: of the positions of a thread, the first ones, whose kv it reads twice instead of keeping
     a product.
     staged: whether gradients pass through shared memory and leave 16 bytes at a time.
-    rows: consecutive rows of a thread that holds whole windows, pooled one after another.
-    once: whether a window is loaded past the first-level cache.
+    rows: consecutive rows of a thread that holds whole windows.
+    together: of those rows, how many it loads before it pools the first of them.
+    once: whether a window is loaded past the first-level cache, and the first to leave the second.
     early: whether a forward loads a window from where `Pack.presumable` lets it lie before it has
     found its row.
     architectures: those it is built for.
@@ -106,6 +107,7 @@ class Variant:
     holds_ape: bool = False
     batch: int = 0
     rows: int = 1
+    together: int = 1
     once: bool = False
     early: bool = False
     reread: int = 0
@@ -178,16 +180,18 @@ def _long(operation: str, coff: int, columns: int, threads: int, **fields: Any) 
 _LONG = (
     _long("forward", 1, 2, 256, batch=16),
     _long("forward", 1, 2, 256, batch=16, early=True),
+    _long("forward", 1, 2, 256, batch=16, once=True),
     # Elsewhere the compiler cannot fit it into four blocks' registers.
-    _long("forward", 1, 4, 128, batch=16, min_blocks=4, architectures=(90,)),
-    _long("forward", 1, 1, 512, batch=8, min_blocks=4),
-    # For sm_80 the compiler cannot fit it into four blocks' registers.
+    _long("forward", 1, 4, 128, batch=16, min_blocks=4, once=True, architectures=(90,)),
+    _long("forward", 1, 1, 512, batch=8, min_blocks=4, once=True),
+    # For sm_80 the compiler cannot fit them into four blocks' registers.
     _long("forward", 2, 4, 256, batch=4, min_blocks=4, architectures=(90, 100, 120)),
-    _long("forward", 2, 4, 128, batch=4, min_blocks=8),
-    _long("forward", 2, 2, 512, batch=8, min_blocks=2),
+    _long("forward", 2, 4, 256, batch=4, min_blocks=4, once=True, architectures=(90, 100, 120)),
+    _long("forward", 2, 4, 128, batch=4, min_blocks=8, once=True),
+    _long("forward", 2, 2, 512, batch=8, min_blocks=2, once=True),
     _long("forward", 2, 2, 512, batch=8, min_blocks=2, early=True),
     _long("forward", 2, 2, 256, batch=8, early=True),
-    _long("forward", 2, 1, 512, batch=8),
+    _long("forward", 2, 1, 512, batch=8, once=True),
     # Aligned to 8 elements, rows are copied asynchronously, 16 bytes at a time. A block of sm_120
     # has 99 KB of shared memory.
     _long("backward", 1, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
@@ -229,8 +233,8 @@ VARIANTS: tuple[Variant, ...] = (
     *(
         Variant(
             "forward", ratio, coff, "bf16", 4, FORWARD_THREADS, rows=rows,
-            # Left alone, the compiler takes few registers and fits many blocks, but not here.
-            min_blocks=5 if ratio * coff == 8 else 0,
+            # In flight together, 16 positions of a thread fill the registers of four blocks.
+            together=2 if ratio * coff == 8 else 1, min_blocks=4 if ratio * coff == 8 else 0,
         )
         for ratio, coff in SHORT_WINDOWS
         for rows in ((8,) if (ratio, coff) == (2, 1) else (4, 8))

@@ -22,7 +22,7 @@ from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix, load_word_once
 from aot.kernels.pair import Pair
 from aot.kernels.row_buffer import DEPTH, Row, copy_row
-from aot.kernels.row_gradients import write_gradients, write_sums, write_zeros
+from aot.kernels.row_gradients import write_gradients, write_sums
 from aot.kernels.row_table import look_up_rows, row_of
 from aot.kernels.segments import Pack, find_row
 from aot.kernels.softmax_row import Registers, softmax_row
@@ -104,15 +104,12 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             if row_of(later, group, groups) < real_rows:
                 if later % variant.threads == 0:
                     look_up_rows(row_table, memory, later, pack, group, groups)
-                later_token, later_first, _ = row_table.read(memory, later)
+                later_token, later_first = row_table.read(memory, later)
                 copy_row(row_buffer, thread, Row(later % DEPTH, later_token, later_first), inputs)
             arch.cp_async_commit_group()
             slot = index % DEPTH
-            token, first, last = row_table.read(memory, index)
+            token, first = row_table.read(memory, index)
             current = Row(slot, token, first)
-            if cutlass.const_expr(window.coff == 2):
-                unpooled = (last != 0) | (row + 1 >= real_rows)
-                write_zeros(row_buffer, thread, outputs, token, unpooled)
             grads = bf16.unpack(grad_word, window.columns)
             next_row = row_of(index + 1, group, groups)
             if next_row < real_rows:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What backward leaves to a second launch: the sum of its partial planes, and zeros.
 
-The last `fill_ctas` blocks write the zeros of tokens that no row pools. Each of the others owns
-`columns` elements of grad_ape, with `lanes` threads for each: a lane takes every lanes-th plane,
-then the lanes' sums are added in pairs.
+The last `fill_ctas` blocks write the zeros of what no row pools. Each of the others owns `columns`
+elements of grad_ape, with `lanes` threads for each: a lane takes every lanes-th plane, then the
+lanes' sums are added in pairs.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from aot.kernels import arithmetic as ar
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
 from aot.kernels.segments import Pack
-from aot.kernels.zeros import zero_unpooled
-from aot.variants import Variant
+from aot.kernels.zeros import zero_last_blocks, zero_unpooled
+from aot.variants import LONG_RATIO, Variant
 
 IN_FLIGHT = 8  # planes a thread loads before it adds the first
 
@@ -57,8 +57,10 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
             to_kv = Matrix(grad_kv, grad_kv_stride)
             to_score = Matrix(grad_score, grad_score_stride)
-            width = head_dim * coff
-            zero_unpooled(variant.threads, zeros, fill_ctas, pack, to_kv, to_score, width, ratio)
+            share = variant.threads, zeros, fill_ctas, pack, to_kv, to_score
+            zero_unpooled(*share, head_dim * coff, ratio)
+            if (coff == 2) & (ratio >= LONG_RATIO):  # the kernels of others write them
+                zero_last_blocks(*share, head_dim, ratio)
         else:
             column, lane = thread % columns, thread // columns
             element = Int64(block) * columns + column

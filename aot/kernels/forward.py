@@ -28,7 +28,8 @@ from aot.variants import Variant
 def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     """(kernel, host function, sample arguments) of a forward variant, for the compiler."""
     window = Window(variant.ratio, variant.coff, variant.columns)
-    threads, each, once = variant.threads, variant.rows, variant.once
+    threads, once = variant.threads, variant.once
+    each, together = variant.rows, variant.together
 
     @cute.kernel
     def forward(
@@ -74,7 +75,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             else:
                 _pool_found(window, once, columns, pack, wanted_row, Int32(warp_row), several)
         else:
-            _pool_rows(window, each, once, columns, pack, wanted_row, Int32(warp_row))
+            warp_row = Int32(warp_row)
+            _pool_rows(window, each, together, once, columns, pack, wanted_row, warp_row)
 
     return launchable(forward, variant)
 
@@ -97,12 +99,10 @@ class Columns:
         token: Int32,
         first: Int32,
         once: bool = False,
-        positions: range | None = None,
     ) -> tuple[list, list]:
         """(kv words, score words), as `Window.load` gives them."""
         place = token, first, self.head_dim, self.column
-        kv_words = window.load(self.kv, *place, once, positions)
-        return kv_words, window.load(self.score, *place, once, positions)
+        return window.load(self.kv, *place, once), window.load(self.score, *place, once)
 
     def load_ape(self, window: Window, pinned: bool = False) -> list:
         """As `Window.load_ape`."""
@@ -157,35 +157,34 @@ def _pool_presumed(
 def _pool_rows(
     window: cutlass.Constexpr,
     each: cutlass.Constexpr,
+    together: cutlass.Constexpr,
     once: cutlass.Constexpr,
     columns: Columns,
     pack: Pack,
     wanted_row: Uint32,
     warp_row: Int32,
 ) -> None:
-    """Pools a thread's `each` rows from `wanted_row` on. The warp's lanes look one up each."""
+    """Pools a thread's `each` rows from `wanted_row` on, as many at a time as it loads `together`.
+
+    The warp's lanes look one up each.
+    """
     sought = pack.row_or_last(Uint32(warp_row) + Uint32(arch.lane_idx()))
     places = find_row(
         pack, sought, warp_row, Boolean(True), pack.glance(warp_row), pack.real_rows(),
         window.ratio,
     )  # fmt: skip
-    for _ in cutlass.range(each, unroll=1):
-        row = pack.row_or_last(wanted_row)
-        lane = (row - warp_row) % WARP
-        token = arch.shuffle_sync(places[0], lane)
-        first = arch.shuffle_sync(places[1], lane)
-        bias = columns.load_ape(window)
-        word = bf16.WORD[window.columns](0)
-        if (window.coff == 2) & (first != 0):
-            own = cutlass.const_expr(range(window.positions - window.ratio, window.positions))
-            kv_words, score_words = columns.load(window, token, first, once, own)
-            word = pool(window, score_words, kv_words, bias[own.start :])
-        else:
-            kv_words, score_words = columns.load(window, token, first, once)
-            word = pool(window, score_words, kv_words, bias)
-        if (wanted_row <= Uint32(pack.rows - 1)) & columns.active:
-            arch.store(columns.out.at(row, columns.column), word)
-        wanted_row = wanted_row + 1
+    for _ in cutlass.range(each // together, unroll=1):
+        loaded = []
+        for i in cutlass.range_constexpr(together):
+            row = pack.row_or_last(wanted_row + Uint32(i))
+            lane = (row - warp_row) % WARP
+            token = arch.shuffle_sync(places[0], lane)
+            first = arch.shuffle_sync(places[1], lane)
+            loaded.append((first, *columns.load(window, token, first, once)))
+        for i in cutlass.range_constexpr(together):
+            bias = columns.load_ape(window)
+            _pool_row(window, columns, pack, wanted_row + Uint32(i), *loaded[i], bias)
+        wanted_row = wanted_row + together
 
 
 @cute.jit

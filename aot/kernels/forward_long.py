@@ -27,7 +27,9 @@ from aot.variants import Variant
 def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     """(kernel, host function, sample arguments) of a forward variant, for the compiler."""
     warps = variant.threads // WARP
-    window = LongWindow(variant.ratio, variant.coff, variant.columns, warps, variant.batch)
+    window = LongWindow(
+        variant.ratio, variant.coff, variant.columns, warps, variant.batch, once=variant.once
+    )
     tile = window.tile
     table = warps * tile
 

@@ -109,11 +109,6 @@ def load_16(address: cute.Pointer) -> Any:
     return arch.load(address, ir.VectorType.get([4], T.i32()), ss="cta")
 
 
-def zero_16(address: cute.Pointer) -> None:
-    """16 aligned bytes of zeros to global memory."""
-    store_f32(address, [Float32(0.0)] * 4)
-
-
 PIECE = 8  # bf16 of 16 bytes
 
 

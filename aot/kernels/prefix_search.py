@@ -60,6 +60,18 @@ def gallop(prefixes: cute.Pointer, segments: Int32, start: Int32, value: Int32) 
     return low
 
 
+def among(prefix: Int32, value: Int32) -> Int32:
+    """The last of a warp's lanes whose `prefix` is at most a lane's own value, or the first.
+
+    prefix: a lane's own; from lane to lane they do not decrease.
+    """
+    found = Int32(0)
+    for step in (16, 8, 4, 2, 1):
+        below = arch.shuffle_sync(prefix, found + step) <= value
+        found = select(below, found + step, found)
+    return found
+
+
 @cute.jit
 def guess(segments: Int32, value: Int32, extent: Int32) -> Int32:
     """The first of the 32 prefixes that a warp looks at for a `value`, the same in all lanes.

@@ -12,33 +12,11 @@ from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
-from aot.kernels.memory import store_f32, zero_16
+from aot.kernels.memory import store_f32
 from aot.kernels.pair import KV, SCORE, Pair
 from aot.kernels.row_buffer import Row
 from aot.kernels.softmax_row import Registers
 from aot.kernels.thread import Thread
-
-
-@cute.jit
-def write_zeros(
-    buffer: cutlass.Constexpr, thread: Thread, outputs: Pair, token: Int32, unpooled: Boolean
-) -> None:
-    """Zeros at a block's own tokens in the columns that the next block pools, if none does."""
-    window = cutlass.const_expr(buffer.window)
-    start = window.token(token, thread.warp, 1)
-    if cutlass.const_expr(buffer.asynchronous):
-        if unpooled & buffer.copies(thread):
-            start = start + thread.lane // buffer.pieces
-            to_kv, to_score = outputs.at(start, thread.copied)
-            for k in cutlass.range_constexpr(0, window.run, buffer.together):
-                zero_16(to_kv + k * outputs.kv.stride)
-                zero_16(to_score + k * outputs.score.stride)
-    elif unpooled & buffer.computes(thread):
-        to_kv, to_score = outputs.at(start, thread.column)
-        zero = bf16.WORD[window.columns](0)
-        for k in cutlass.range_constexpr(window.run):
-            arch.store(to_kv + k * outputs.kv.stride, zero)
-            arch.store(to_score + k * outputs.score.stride, zero)
 
 
 @cute.jit

@@ -21,11 +21,10 @@ from aot.kernels.warp import WARP
 
 @dataclass(frozen=True)
 class RowTable:
-    """Of 2 * threads rows, the first token and whether the block is its segment's first, last.
+    """Of 2 * threads rows, the first token and whether the block is its segment's first.
 
-    Two int32 a row: the token, and first + 2 * last. Looking up fills one half of the table, so
-    that rows of the other half may still be in work. It lies `offset` words into
-    the block's shared memory.
+    Two int32 a row. Looking up fills one half of the table, so that rows of the other half may
+    still be in work. It lies `offset` words into the block's shared memory.
     """
 
     threads: int
@@ -37,11 +36,10 @@ class RowTable:
         """Size in 32-bit words."""
         return 4 * self.threads
 
-    def read(self, memory: cute.Pointer, index: Int32) -> tuple[Int32, Int32, Int32]:
-        """(first token, whether a first block, whether a last one) of the block's index-th row."""
+    def read(self, memory: cute.Pointer, index: Int32) -> tuple[Int32, Int32]:
+        """(first token, whether a first block) of the block's index-th row."""
         at = self.at(memory, index)
-        flags = arch.load(at + 1, Int32, ss="cta")
-        return arch.load(at, Int32, ss="cta"), flags & 1, flags & 2
+        return arch.load(at, Int32, ss="cta"), arch.load(at + 1, Int32, ss="cta")
 
     def at(self, memory: cute.Pointer, index: Int32) -> cute.Pointer:
         """The address of the entry of the block's index-th row."""
@@ -74,10 +72,10 @@ def look_up_rows(
     end = Uint32(pack.rows - 1)
     mine = Int32(min(row_of(index + thread, group, groups), end))
     warp_row = Int32(min(Uint32(index + (thread & -WARP)) * Uint32(groups), end))
-    token, first, last = find_row(
+    token, first, _ = find_row(
         pack, mine, warp_row, Boolean(True), pack.glance(warp_row), pack.real_rows(), table.ratio
     )
     at = table.at(memory, index + thread)
     arch.store(at, token, ss="cta")
-    arch.store(at + 1, first + 2 * last, ss="cta")
+    arch.store(at + 1, first, ss="cta")
     arch.sync_threads()

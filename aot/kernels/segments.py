@@ -12,7 +12,7 @@ from cutlass import Boolean, Int32, Uint32
 from cutlass.cute import arch
 
 from aot.kernels.memory import PINNED
-from aot.kernels.prefix_search import gallop, glance, of_lane, settle
+from aot.kernels.prefix_search import among, gallop, glance, of_lane, settle
 from aot.kernels.ptx import select
 from aot.kernels.warp import WARP
 
@@ -131,21 +131,28 @@ def find_segment(pack: Pack, row: Int32, glanced: tuple) -> tuple[Int32, Int32, 
 def _find_segment(
     pack: Pack, row: Int32, warp_row: Int32, several: Boolean, glanced: tuple
 ) -> tuple[Int32, Int32, Int32]:
-    """As `find_segment`, where there are segments, of rows as `find_row` takes them."""
+    """As `find_segment`, where there are segments, of rows as `find_row` takes them.
+
+    Of rows that differ, most lie in segments whose prefixes the warp's lanes hold by then.
+    """
     rows, tokens = pack.cu_seqlens_comp, pack.cu_seqlens
     begin, prefix, other = glanced
     found, begin, prefix, other = settle(
         rows, tokens, pack.segments, warp_row, begin, prefix, other
     )
+    if several:
+        found = among(prefix, row)
     segment_row = arch.shuffle_sync(prefix, found)
     segment_token = arch.shuffle_sync(other, found)
     end = arch.shuffle_sync(prefix, min(found + 1, WARP - 1))
     if several:
-        segment = min(begin + found, pack.segments - 1)
-        segment = gallop(rows, pack.segments, segment, row)
-        segment_row = arch.load(rows + segment, Int32)
-        segment_token = arch.load(tokens + segment, Int32)
-        end = arch.load(rows + (segment + 1), Int32)
+        behind = (found == WARP - 1) & (begin + WARP <= pack.segments)
+        if arch.vote_any_sync(behind):
+            if behind:
+                segment = gallop(rows, pack.segments, begin + found, row)
+                segment_row = arch.load(rows + segment, Int32)
+                segment_token = arch.load(tokens + segment, Int32)
+                end = arch.load(rows + (segment + 1), Int32)
     return segment_row, segment_token, end
 
 

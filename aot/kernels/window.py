@@ -57,17 +57,16 @@ class Window:
         head_dim: Int32,
         column: Int32,
         once: bool = False,
-        positions: range | None = None,
     ) -> list:
         """One word of `columns` elements per position; the first block's previous half is junk.
 
-        once: whether to load past the first-level cache. positions: those wanted, or all.
+        once: as a variant's.
         """
         own, back = self._places(tensor, token, head_dim, column)
         previous = own
         if cutlass.const_expr(self.coff == 2):
             previous = own - select(first != 0, Int64(0), back)
-        return self._load(own, previous, tensor.stride, once, positions)
+        return self._load(own, previous, tensor.stride, once)
 
     def registers(self) -> cute.Tensor:
         """Room for a window's words, of no value yet."""
@@ -108,11 +107,10 @@ class Window:
         previous: cute.Pointer,
         stride: Int64,
         once: bool = False,
-        positions: range | None = None,
     ) -> list:
         load = load_word_once if once else load_word
         words = []
-        for position in range(self.positions) if positions is None else positions:
+        for position in range(self.positions):
             base = previous if self.previous(position) else own
             words.append(load(base + (position % self.ratio) * stride, self.columns))
         return words

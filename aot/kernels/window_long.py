@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
 from aot.kernels import bf16
-from aot.kernels.memory import Matrix, load_ape, load_word_once
+from aot.kernels.memory import Matrix, load_ape, load_word, load_word_once
 from aot.kernels.ptx import select
 from aot.kernels.thread import Thread
 from aot.kernels.warp import WARP
@@ -22,7 +22,7 @@ from aot.kernels.warp import WARP
 class LongWindow:
     """The shape of every warp's share, all known at compile time; `columns` a lane.
 
-    batch: positions whose loads are in flight together. reread: as a variant's.
+    batch: positions whose loads are in flight together. reread, once: as a variant's.
     """
 
     ratio: int
@@ -31,6 +31,7 @@ class LongWindow:
     warps: int
     batch: int
     reread: int = 0
+    once: bool = False
 
     def __post_init__(self) -> None:
         """A run is whole batches, or a batch whole runs."""
@@ -100,9 +101,8 @@ class LongWindow:
     def load(self, tensor: Matrix, token: Int32, begin: int, count: int, column: Int32) -> list:
         """Words of `count` tokens from the begin-th after `token` on."""
         base = tensor.at(token, column)
-        return [
-            load_word_once(base + (begin + k) * tensor.stride, self.columns) for k in range(count)
-        ]
+        load = load_word_once if self.once else load_word
+        return [load(base + (begin + k) * tensor.stride, self.columns) for k in range(count)]
 
     def load_batch(
         self,

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zeros for the gradients of tokens that lie in no computed row's block.
+"""Zeros for the gradients of what no computed row pools.
 
-Where there are such tokens, every token is looked at, each by one lane; a warp then writes together
-what its 32 tokens need. So the cost of finding them does not depend on where they are, and long
-gaps are shared out over all blocks.
+That is tokens outside all blocks of computed rows, and with coff 2 the first half of the columns in
+each segment's last such block, which a next block would pool. Where there are tokens of the first
+kind every token is looked at, each by one lane; a warp then writes together what its 32 tokens
+need. So the cost of finding them does not depend on where they are, and long gaps are shared out
+over all blocks. Those of the second kind need no search: a warp takes one, then every so many.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint16
+from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
 from cutlass.cute import arch
 
 from aot.kernels.memory import Matrix, store_f32
@@ -51,6 +53,44 @@ def zero_unpooled(
             else:
                 _zero(to_kv, to_score, width, lane, 1)
         base = base + Int64(blocks) * threads
+
+
+@cute.jit
+def zero_last_blocks(
+    threads: cutlass.Constexpr,
+    block: Int32,
+    blocks: Int32,
+    pack: Pack,
+    grad_kv: Matrix,
+    grad_score: Matrix,
+    head_dim: Int32,
+    ratio: Int32,
+) -> None:
+    """Block `block` of `blocks` does its share of the first halves of the segments' last blocks."""
+    thread, _, _ = arch.thread_idx()
+    lane = arch.lane_idx()
+    wide = _all_multiples_of_wide(grad_kv, grad_score, head_dim)
+    # The warp's first token, counted over all last blocks, and how far apart it takes them, each as
+    # a segment and a place in its last block.
+    warps, places = cutlass.const_expr(threads // WARP), Uint32(ratio)
+    begin = Uint32(block) * warps + Uint32(arch.make_warp_uniform(thread // WARP))
+    segment, place = begin // places, begin % places
+    segments_on, places_on = Uint32(blocks * warps) // places, Uint32(blocks * warps) % places
+    while segment < Uint32(pack.segments):
+        rows = pack.cu_seqlens_comp + Int64(segment)
+        start = arch.load(pack.cu_seqlens + Int64(segment), Int32)
+        computed = min(arch.load(rows + 1, Int32), pack.rows) - arch.load(rows, Int32)
+        if computed > 0:
+            last_block = max(min(start + (computed - 1) * ratio, pack.tokens - ratio), 0)
+            token = last_block + Int32(place)
+            to_kv, to_score = grad_kv.at(token, Int32(0)), grad_score.at(token, Int32(0))
+            if wide:
+                _zero(to_kv, to_score, head_dim, lane, WIDE)
+            else:
+                _zero(to_kv, to_score, head_dim, lane, 1)
+        segment, place = segment + segments_on, place + places_on
+        if place >= places:
+            segment, place = segment + 1, place - places
 
 
 @cute.jit

@@ -59,6 +59,9 @@ static const char *bad_schedule(const struct csa_bundle *bundle, const struct cs
     return "bad lanes_log2";
   if (v->kind != CSA_SHORT && v->kind != CSA_NO_WINDOW && s->lanes_log2 != WARP_LOG2)
     return "bad lanes_log2";
+  /* Its block adds its sums of two rows at a time. */
+  if (v->kind == CSA_SHORT && v->operation == CSA_BACKWARD && 2 << s->lanes_log2 > v->threads)
+    return "bad lanes_log2";
   if (s->ctas < 0 || s->ctas > MAX_CTAS || s->fill_ctas < 0 || s->fill_ctas > MAX_CTAS)
     return "bad CTA count";
   if ((s->operation == CSA_BACKWARD) != (s->ctas > 0)) return "only backward has CTAs";

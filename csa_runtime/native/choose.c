@@ -79,6 +79,10 @@ static bool dense(const struct csa_schedule *row, const csa_args *a) {
   return row->max_rows_per_segment < 0 || a->rows <= row->max_rows_per_segment * a->segments;
 }
 
+static bool suits(const struct csa_schedule *row, const csa_args *a) {
+  return within(row, a->rows * a->head_dim) && dense(row, a);
+}
+
 /* The row that launches a variant forced by name: its first for such a pack, else its first of all,
  * or NULL. */
 static const struct csa_schedule *row_of(const struct csa_bundle *bundle,
@@ -88,7 +92,7 @@ static const struct csa_schedule *row_of(const struct csa_bundle *bundle,
   int32_t cursor = target->first_row[family];
   while ((row = next_row(bundle, target, family, &cursor)) != NULL) {
     if (row->variant != variant) continue;
-    if (within(row, a->rows * a->head_dim) && dense(row, a)) return row;
+    if (suits(row, a)) return row;
     if (first == NULL) first = row;
   }
   return first;
@@ -98,7 +102,7 @@ static const struct csa_schedule *row_of(const struct csa_bundle *bundle,
 static bool fits(const struct csa_bundle *bundle, const struct csa_target *target,
                  const struct csa_schedule *row, const csa_args *a) {
   const struct csa_variant *v = &bundle->variants[row->variant];
-  return within(row, a->rows * a->head_dim) && dense(row, a) && fills_warps(v, a) &&
+  return suits(row, a) && fills_warps(v, a) &&
          csa_target_shared_bytes(bundle, target, row->variant) <= target->shared_limit;
 }
 

@@ -18,6 +18,12 @@ NAMES = [variant["name"] for variant in manifest()["variants"]]
 REDUCE = next(i for i, v in enumerate(manifest()["variants"]) if v["operation"] == "finish")
 LONG = next(i for i, v in enumerate(manifest()["variants"]) if v["kind"] == "long")
 WIDE = next(i for i, v in enumerate(manifest()["variants"]) if v["columns"] == 4)
+SHORT_BACKWARD = next(
+    i
+    for i, s in enumerate(manifest()["schedules"])
+    for v in manifest()["variants"]
+    if (v["name"], v["operation"], v["kind"]) == (s["variant"], "backward", "short")
+)
 FINISHED = next(i for i, s in enumerate(manifest()["schedules"]) if s["operation"] == "finish")
 SCHEDULED = NAMES.index(manifest()["schedules"][0]["variant"])  # of the first row
 
@@ -156,6 +162,10 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
             with_record(b, "schedules", 0, 24, word(4)), "variants", SCHEDULED, 96, word(2)
         ),
         "schedule 0: bad lanes_log2",
+    ),
+    "a backward whose block has one row of lanes": (
+        lambda b: with_record(b, "schedules", SHORT_BACKWARD, 24, word(8)),
+        f"schedule {SHORT_BACKWARD}: bad lanes_log2",
     ),
     "forward with CTAs": (
         lambda b: with_record(b, "schedules", 0, 28, word(1)),
