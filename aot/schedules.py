@@ -82,6 +82,8 @@ _FORWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
     ),
     (4, 2): (
         ("2_early", Moving(13), 7, "3.0 us, 4 columns 3.2, at 9 MB"),
+        ("4_early", Moving(30), 7, "5.7 us, looked up first 6.4, at 27 MB"),
+        ("4_n4", Dense(64, 40), 7, "8.1 us, early 8.5, at 36 MB in 64 segments"),
         ("4_early", Moving(40), 7, "7.4 us, looked up first 8.0, four rows 8.2, at 36 MB"),
         ("4_n4", Cached(), 6, "7.7 us at 36 MB, d 64, where early takes 8.6; none beyond"),
         ("2_once", Moving(200), 6, "34.4 us, 4 columns 35.1, at 143 MB"),
@@ -156,7 +158,7 @@ _LONG: tuple[Row, ...] = (
     ("csa_forward_r128_c1_bf16_v1_once_t512", ANY, 5, 0, 0, "serves everything; 23 us at 2**17"),
     ("csa_forward_r128_c2_bf16_v2_early_t512", 18_000, 5, 0, 0, "4.9 us, 256 threads 5.2: 2**14"),
     ("csa_forward_r128_c2_bf16_v2_early_t256", 28_000, 5, 0, 0, "6.8 us, 4 columns 7.6, at 24,576"),
-    ("csa_forward_r128_c2_bf16_v4_t256", Cached(), 5, 0, 0, "8.4 us, once 11.1, at 2**15"),
+    ("csa_forward_r128_c2_bf16_v4_t256", Moving(60), 5, 0, 0, "8.4 us, once 11.1, at 2**15"),
     ("csa_forward_r128_c2_bf16_v4_once_t256", 200_000, 5, 0, 0, "49 us, 128 threads 53: 196,608"),
     ("csa_forward_r128_c2_bf16_v4_once_t128", ANY, 5, 0, 0, "62.2 us, 256 threads 63.7: 2**18"),
     ("csa_forward_r128_c2_bf16_v2_once_t512", ANY, 5, 0, 0, "for what 4 columns cannot serve"),

@@ -79,7 +79,10 @@ def zero_last_blocks(
     while segment < Uint32(pack.segments):
         rows = pack.cu_seqlens_comp + Int64(segment)
         start = arch.load(pack.cu_seqlens + Int64(segment), Int32)
-        computed = min(arch.load(rows + 1, Int32), pack.rows) - arch.load(rows, Int32)
+        # Neither is negative, so that without rows, and perhaps fewer tokens than a block has, no
+        # prefixes give a computed one.
+        row, next_row = max(arch.load(rows, Int32), 0), arch.load(rows + 1, Int32)
+        computed = max(min(next_row, pack.rows), 0) - row
         if computed > 0:
             last_block = max(min(start + (computed - 1) * ratio, pack.tokens - ratio), 0)
             token = last_block + Int32(place)

@@ -64,6 +64,16 @@ def test_malformed_prefixes_neither_fault_nor_leave_the_tensors(
 
 
 @pytest.mark.L0
+@pytest.mark.parametrize(("ratio", "coff"), [*problems.CONFIGS, *problems.LONG_CONFIGS])
+def test_no_prefixes_make_a_block_of_fewer_tokens(ratio: int, coff: int) -> None:
+    """Without rows there may be fewer tokens than a block has, which no prefix can name."""
+    swinging = (2**31 - 1, -(2**31)) * 3
+    for cu, comp in (*HOSTILE.values(), (swinging, swinging), (swinging, swinging[1:] + (0,))):
+        packing = Packing("no block", ratio - 1, 0, cu, comp)
+        run(harness.problem(packing, ratio, coff, 128))
+
+
+@pytest.mark.L0
 @pytest.mark.parametrize("ratio", [4, 128])
 def test_garbage_prefixes_neither_fault_nor_leave_the_tensors(ratio: int) -> None:
     dice = random.Random(5)
