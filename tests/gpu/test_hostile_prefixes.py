@@ -68,7 +68,7 @@ def test_malformed_prefixes_neither_fault_nor_leave_the_tensors(
 def test_no_prefixes_make_a_block_of_fewer_tokens(ratio: int, coff: int) -> None:
     """Without rows there may be fewer tokens than a block has, which no prefix can name."""
     swinging = (2**31 - 1, -(2**31)) * 3
-    for cu, comp in (*HOSTILE.values(), (swinging, swinging), (swinging, swinging[1:] + (0,))):
+    for cu, comp in (*HOSTILE.values(), (swinging, swinging), (swinging, (*swinging[1:], 0))):
         packing = Packing("no block", ratio - 1, 0, cu, comp)
         run(harness.problem(packing, ratio, coff, 128))
 
