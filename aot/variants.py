@@ -87,7 +87,7 @@ class Variant:
     staged: whether gradients pass through shared memory and leave 16 bytes at a time.
     rows: consecutive rows of a thread that holds whole windows.
     together: of those rows, how many it loads before it pools the first of them.
-    once: whether a window is loaded past the first-level cache, and the first to leave the second.
+    once: whether a window is loaded past the first-level cache, by `load_word_once`.
     early: whether a forward loads a window from where `Pack.presumable` lets it lie before it has
     found its row.
     architectures: those it is built for.
@@ -112,6 +112,11 @@ class Variant:
     early: bool = False
     reread: int = 0
     staged: bool = False
+
+    def __post_init__(self) -> None:
+        """Rows are loaded in whole lots."""
+        if self.rows % self.together:
+            raise ValueError(f"{self.rows} rows, {self.together} together")
 
     @property
     def required_alignment(self) -> int:

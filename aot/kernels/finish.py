@@ -59,7 +59,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             to_score = Matrix(grad_score, grad_score_stride)
             share = variant.threads, zeros, fill_ctas, pack, to_kv, to_score
             zero_unpooled(*share, head_dim * coff, ratio)
-            if (coff == 2) & (ratio >= LONG_RATIO):  # the kernels of others write them
+            if (coff == 2) & (ratio >= LONG_RATIO):
                 zero_last_blocks(*share, head_dim, ratio)
         else:
             column, lane = thread % columns, thread // columns

@@ -39,7 +39,10 @@ def load_word(address: cute.Pointer, columns: int, **hints: Any) -> Any:
 
 
 def load_word_once(address: cute.Pointer, columns: int) -> Any:
-    """`load_word` of what nobody reads again: it leaves the first-level cache to the APE."""
+    """`load_word` of what nobody reads again: it leaves the first-level cache to the APE.
+
+    By the times of an H200 its lines also are the first to leave the second-level cache.
+    """
     return load_word(address, columns, level1_eviction_priority="evict_no_allocate")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The segment of a row or token: found in non-decreasing prefixes, in a few loads.
 
-Every search returns the largest s in [0, segments) with prefixes[s] <= value, or 0 if there is
-none, whatever the prefixes hold: malformed ones give a wrong s, never one out of range.
+Every search but `among` returns the largest s in [0, segments) with prefixes[s] <= value, or 0 if
+there is none, whatever the prefixes hold: malformed ones give a wrong s, never one out of range.
 """
 
 import cutlass.cute as cute
@@ -127,7 +127,7 @@ def settle(
         passed = arch.popc(arch.vote_ballot_sync(prefix <= value))
     if segments >= WARP:
         before = (passed == 0) & (begin > 0)
-        behind = (passed == WARP) & (begin + WARP <= segments)
+        behind = (passed == WARP) & (begin <= segments - WARP)
         # By a vote, so that the compiler knows that the warp stays together.
         if arch.vote_any_sync(before | behind):
             begin = search(prefixes, segments, value)

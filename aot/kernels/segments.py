@@ -128,12 +128,23 @@ def find_segment(pack: Pack, row: Int32, glanced: tuple) -> tuple[Int32, Int32, 
 
 
 @cute.jit
+def find_segments(pack: Pack, row: Int32, warp_row: Int32) -> tuple[Int32, Int32, Int32]:
+    """As `find_segment`, of each lane's own row, of which `warp_row` is the least."""
+    segment_row, segment_token, end = row, Int32(0), Int32(0)
+    if pack.segments > 0:
+        segment_row, segment_token, end = _find_segment(
+            pack, row, warp_row, True, pack.glance(warp_row)
+        )
+    return segment_row, segment_token, end
+
+
+@cute.jit
 def _find_segment(
     pack: Pack, row: Int32, warp_row: Int32, several: Boolean, glanced: tuple
 ) -> tuple[Int32, Int32, Int32]:
     """As `find_segment`, where there are segments, of rows as `find_row` takes them.
 
-    Of rows that differ, most lie in segments whose prefixes the warp's lanes hold by then.
+    Of consecutive rows most lie in segments whose prefixes the warp's lanes hold by then.
     """
     rows, tokens = pack.cu_seqlens_comp, pack.cu_seqlens
     begin, prefix, other = glanced
@@ -146,7 +157,7 @@ def _find_segment(
     segment_token = arch.shuffle_sync(other, found)
     end = arch.shuffle_sync(prefix, min(found + 1, WARP - 1))
     if several:
-        behind = (found == WARP - 1) & (begin + WARP <= pack.segments)
+        behind = (found == WARP - 1) & (begin <= pack.segments - WARP)
         if arch.vote_any_sync(behind):
             if behind:
                 segment = gallop(rows, pack.segments, begin + found, row)

@@ -2,10 +2,12 @@
 """Zeros for the gradients of what no computed row pools.
 
 That is tokens outside all blocks of computed rows, and with coff 2 the first half of the columns in
-each segment's last such block, which a next block would pool. Where there are tokens of the first
-kind every token is looked at, each by one lane; a warp then writes together what its 32 tokens
-need. So the cost of finding them does not depend on where they are, and long gaps are shared out
-over all blocks. Those of the second kind need no search: a warp takes one, then every so many.
+each segment's last such block, which a next block would pool; of long windows, since the kernels of
+short ones write those themselves. Where there are tokens of the first kind every token is looked
+at, each by one lane; a warp then writes together what its 32 tokens need. So the cost of finding
+them does not depend on where they are, and long gaps are shared out over all blocks. For those of
+the second kind rows are looked at, 32 at a time, by as many warps as a block has tokens, of which
+each writes one: few segments and many are shared out alike, and empty ones cost nothing.
 """
 
 import cutlass
@@ -15,7 +17,7 @@ from cutlass.cute import arch
 
 from aot.kernels.memory import Matrix, store_f32
 from aot.kernels.prefix_search import gallop, glance, settle
-from aot.kernels.segments import Pack
+from aot.kernels.segments import Pack, find_segments
 from aot.kernels.warp import WARP
 
 WIDE = 8  # elements of a 16-bit type that one store writes where the rows allow it
@@ -70,30 +72,29 @@ def zero_last_blocks(
     thread, _, _ = arch.thread_idx()
     lane = arch.lane_idx()
     wide = _all_multiples_of_wide(grad_kv, grad_score, head_dim)
-    # The warp's first token, counted over all last blocks, and how far apart it takes them, each as
-    # a segment and a place in its last block.
+    end = Uint32(max(min(pack.real_rows(), pack.rows), 0))
+    # A warp's share: a token of a block, its place, in each last block among 32 rows.
     warps, places = cutlass.const_expr(threads // WARP), Uint32(ratio)
     begin = Uint32(block) * warps + Uint32(arch.make_warp_uniform(thread // WARP))
-    segment, place = begin // places, begin % places
-    segments_on, places_on = Uint32(blocks * warps) // places, Uint32(blocks * warps) % places
-    while segment < Uint32(pack.segments):
-        rows = pack.cu_seqlens_comp + Int64(segment)
-        start = arch.load(pack.cu_seqlens + Int64(segment), Int32)
-        # Neither is negative, so that without rows, and perhaps fewer tokens than a block has, no
-        # prefixes give a computed one.
-        row, next_row = max(arch.load(rows, Int32), 0), arch.load(rows + 1, Int32)
-        computed = max(min(next_row, pack.rows), 0) - row
-        if computed > 0:
-            last_block = max(min(start + (computed - 1) * ratio, pack.tokens - ratio), 0)
-            token = last_block + Int32(place)
-            to_kv, to_score = grad_kv.at(token, Int32(0)), grad_score.at(token, Int32(0))
+    step = Uint32(blocks * warps)
+    base, place = begin // places * WARP, Int32(begin % places)
+    while base < end:
+        row, warp_row = pack.row_or_last(base + lane), pack.row_or_last(base)
+        segment_row, segment_token, segment_end = find_segments(pack, row, warp_row)
+        last = (row + 1 >= segment_end) | (Uint32(row) + 1 >= end)
+        token = max(min(segment_token + (row - segment_row) * ratio, pack.tokens - ratio), 0)
+        pending = arch.vote_ballot_sync((base + lane < end) & last)
+        while pending != 0:
+            found = arch.shuffle_sync(token, arch.popc((pending & -pending) - 1)) + place
+            pending = pending & (pending - 1)
+            to_kv, to_score = grad_kv.at(found, Int32(0)), grad_score.at(found, Int32(0))
             if wide:
                 _zero(to_kv, to_score, head_dim, lane, WIDE)
             else:
                 _zero(to_kv, to_score, head_dim, lane, 1)
-        segment, place = segment + segments_on, place + places_on
-        if place >= places:
-            segment, place = segment + 1, place - places
+        base, place = base + step // places * WARP, place + Int32(step % places)
+        if place >= ratio:
+            base, place = base + WARP, place - ratio
 
 
 @cute.jit

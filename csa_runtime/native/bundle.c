@@ -59,12 +59,13 @@ static const char *bad_schedule(const struct csa_bundle *bundle, const struct cs
     return "bad lanes_log2";
   if (v->kind != CSA_SHORT && v->kind != CSA_NO_WINDOW && s->lanes_log2 != WARP_LOG2)
     return "bad lanes_log2";
-  /* Its block adds its sums of two rows at a time. */
+  /* Its block adds the sums of two row lanes at a time. */
   if (v->kind == CSA_SHORT && v->operation == CSA_BACKWARD && 2 << s->lanes_log2 > v->threads)
     return "bad lanes_log2";
   if (s->ctas < 0 || s->ctas > MAX_CTAS || s->fill_ctas < 0 || s->fill_ctas > MAX_CTAS)
     return "bad CTA count";
   if ((s->operation == CSA_BACKWARD) != (s->ctas > 0)) return "only backward has CTAs";
+  if ((s->operation == CSA_FINISH) != (s->fill_ctas > 0)) return "only finish fills, always";
   if (s->max_elements < -1) return "bad max_elements";
   if (s->max_rows_per_segment < -1 || (v->operation == CSA_FINISH && s->max_rows_per_segment != -1))
     return "bad max_rows_per_segment";

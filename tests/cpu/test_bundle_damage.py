@@ -171,6 +171,10 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda b: with_record(b, "schedules", 0, 28, word(1)),
         "only backward has CTAs",
     ),
+    "a finish that writes no zeros": (
+        lambda b: with_record(b, "schedules", FINISHED, 32, word(0)),
+        f"schedule {FINISHED}: only finish fills",
+    ),
     "negative CTAs": (lambda b: with_record(b, "schedules", 0, 28, word(-1)), "bad CTA count"),
     "fewer rows per segment than any": (
         lambda b: with_record(b, "schedules", 0, 36, word(-2)),
