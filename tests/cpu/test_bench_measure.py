@@ -134,6 +134,7 @@ def test_a_call_in_a_graph_is_a_difference_of_two(
     """On a GPU played by counting: a replay costs 20 us beside its calls."""
     made = calls = 0
     graphs: list[Any] = []
+    filled: list[int] = []  # calls before the cache was filled
 
     def run() -> None:
         nonlocal calls
@@ -161,7 +162,9 @@ def test_a_call_in_a_graph_is_a_difference_of_two(
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(clock, "by_events", by_events)
+    monkeypatch.setattr(clock, "fill_cache", lambda: filled.append(calls))
     assert clock.graph_time(run) == pytest.approx(us)
+    assert filled == [0]
     assert [each.calls for each in graphs] == ([few, 2 * few] if few else [])
     assert made == 2 * replays
 
