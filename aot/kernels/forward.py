@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forward for windows that fit in registers: a thread pools a few columns, of a row at a time.
 
-All loads of a window are issued before the first use. Where a thread has one row they go to
-addresses that are valid for every thread, so that no branch stands between the search and them; and
-where the pack's sizes alone say where its block should lie they do not wait for the search.
+All loads of a window are issued before the first use. They go to addresses that are valid for every
+thread, so that no branch stands between the search and them; and where the pack's sizes alone say
+where a row's block should lie they do not wait for the search.
 """
 
 from dataclasses import dataclass
