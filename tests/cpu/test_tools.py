@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the measuring tools make of their arguments and of what they measured, without a GPU."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,3 +50,18 @@ def test_rows_of_times_have_the_headings_cells(monkeypatch: pytest.MonkeyPatch) 
     failed = "| 4, 2, 128, 1x64 | class, forward | - / 1.0 | - / 2.0 | RuntimeError: no |"
     assert times.host_line(record) == failed
     assert times.host_line(record | {"peer": {}}) == failed.replace("RuntimeError: no", "")
+
+
+@pytest.mark.L0
+def test_the_readme_says_what_the_evidence_does() -> None:
+    """How many images a GPU has run, and how many tests passed there."""
+    said = re.search(
+        r"all (\d+) ran the GPU suite on an H200: ([\d,]+) tests passed, (\d+) need a second GPU",
+        (ROOT / "README.md").read_text(),
+    )
+    assert said, "README.md has no such line"
+    evidence = json.loads((ROOT / "cubins" / "attested" / "nvidia-h200.json").read_text())
+    counts = len(evidence["images"]), evidence["suite"]["passed"], evidence["suite"]["skipped"]
+    assert tuple(int(number.replace(",", "")) for number in said.groups()) == counts
+    images = json.loads((ROOT / "cubins" / "manifest.json").read_text())["images"]
+    assert counts[0] == sum(image["arch"] == 90 for image in images)
