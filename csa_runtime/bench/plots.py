@@ -57,8 +57,10 @@ def canvas(
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     machine = times.record.machine
     figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+    bundle = machine.get("bundle", "").rpartition(" ")[2]
     figure.supxlabel(
-        f"{machine.get('gpu', '')}, torch {machine.get('torch', '')}, one call inside a CUDA graph",
+        f"{machine.get('gpu', '')}, torch {machine.get('torch', '')}, bundle {bundle}, one call "
+        "inside a CUDA graph",
         x=0.01, ha="left", fontsize=8, color="#666666",
     )  # fmt: skip
     axes = figure.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=True)

@@ -184,15 +184,17 @@ def segments(times: Times) -> Lines:
 
 
 def tokens(times: Times) -> Lines:
-    """Every system side by side, and what moves the same bytes."""
+    """Every system side by side, what moves the same bytes, and what of its limits ours takes."""
     systems = [*times.yardsticks("tokens"), OURS, *times.others]
-    yield from table(
-        [PACK, *(f"{system} fwd / bwd us" for system in systems)],
-        (
-            [pack, *(both(times, "tokens", pack, system) for system in systems)]
-            for pack in times.record.packs_of("tokens")
-        ),
-    )
+
+    def rows() -> Iterator[list[str]]:
+        for pack in times.record.packs_of("tokens"):
+            parts = " / ".join(percent(times.share("tokens", pack, call)) for call in CALLS)
+            cells = [both(times, "tokens", pack, system) for system in systems]
+            yield [pack, megabytes(times, pack), *cells, parts]
+
+    headings = [f"{system} fwd / bwd us" for system in systems]
+    yield from table([PACK, "MB fwd / bwd", *headings, "of its limits"], rows())
     yield from footnote(times, "tokens")
 
 
