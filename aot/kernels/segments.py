@@ -182,7 +182,13 @@ def place(
     whatever the segment.
     """
     index = row - segment_row
-    token = max(min(segment_token + index * ratio, pack.tokens - ratio), 0)
+    token = block_token(pack, index, segment_token, ratio)
     first = Int32((index <= 0) | (token < ratio))
     last = Int32(row + 1 >= segment_end)
     return token, first, last
+
+
+@cute.jit
+def block_token(pack: Pack, index: Int32, segment_token: Int32, ratio: Int32) -> Int32:
+    """The first token of a segment's index-th block, which lies inside [0, tokens) in any case."""
+    return max(min(segment_token + index * ratio, pack.tokens - ratio), 0)

@@ -17,7 +17,7 @@ from cutlass.cute import arch
 
 from aot.kernels.memory import Matrix, store_f32
 from aot.kernels.prefix_search import gallop, glance, settle
-from aot.kernels.segments import Pack, find_segments
+from aot.kernels.segments import Pack, block_token, find_segments
 from aot.kernels.warp import WARP
 
 WIDE = 8  # elements of a 16-bit type that one store writes where the rows allow it
@@ -48,12 +48,7 @@ def zero_unpooled(
         while pending != 0:
             row = base + arch.popc((pending & -pending) - 1)
             pending = pending & (pending - 1)
-            to_kv = grad_kv.base + row * grad_kv.stride
-            to_score = grad_score.base + row * grad_score.stride
-            if wide:
-                _zero(to_kv, to_score, width, lane, WIDE)
-            else:
-                _zero(to_kv, to_score, width, lane, 1)
+            _zero_token(grad_kv, grad_score, row, width, lane, wide)
         base = base + Int64(blocks) * threads
 
 
@@ -82,19 +77,28 @@ def zero_last_blocks(
         row, warp_row = pack.row_or_last(base + lane), pack.row_or_last(base)
         segment_row, segment_token, segment_end = find_segments(pack, row, warp_row)
         last = (row + 1 >= segment_end) | (Uint32(row) + 1 >= end)
-        token = max(min(segment_token + (row - segment_row) * ratio, pack.tokens - ratio), 0)
+        token = block_token(pack, row - segment_row, segment_token, ratio)
         pending = arch.vote_ballot_sync((base + lane < end) & last)
         while pending != 0:
             found = arch.shuffle_sync(token, arch.popc((pending & -pending) - 1)) + place
             pending = pending & (pending - 1)
-            to_kv, to_score = grad_kv.at(found, Int32(0)), grad_score.at(found, Int32(0))
-            if wide:
-                _zero(to_kv, to_score, head_dim, lane, WIDE)
-            else:
-                _zero(to_kv, to_score, head_dim, lane, 1)
+            _zero_token(grad_kv, grad_score, Int64(found), head_dim, lane, wide)
         base, place = base + step // places * WARP, place + Int32(step % places)
         if place >= ratio:
             base, place = base + WARP, place - ratio
+
+
+@cute.jit
+def _zero_token(
+    grad_kv: Matrix, grad_score: Matrix, token: Int64, width: Int32, lane: Int32, wide: Boolean
+) -> None:
+    """A warp's zeros for the first `width` columns of a token, of both."""
+    to_kv = grad_kv.base + token * grad_kv.stride
+    to_score = grad_score.base + token * grad_score.stride
+    if wide:
+        _zero(to_kv, to_score, width, lane, WIDE)
+    else:
+        _zero(to_kv, to_score, width, lane, 1)
 
 
 @cute.jit
