@@ -24,7 +24,7 @@ NO_PARAMETER = 0xFF
 
 OPERATIONS = {"forward": 1, "backward": 2, "finish": 3}
 DTYPES = {"f32": 0, "bf16": 1}
-KINDS = {"finish": 0, "short": 1, "long": 2, "buffered": 3}
+KINDS = {"finish": 0, "short": 1, "long": 2, "buffered": 3, "early": 4}
 
 # bundle.bin, little endian, offsets from the start of the file. The C parser holds the same
 # records as structs with the same sizes.

@@ -66,7 +66,7 @@ def _variant_record(variant: Variant) -> Record:
         "ratio": variant.ratio,
         "coff": variant.coff,
         "dtype": variant.dtype,
-        "kind": variant.kind,
+        "kind": "early" if variant.kind == "short" and variant.early else variant.kind,
         "rows": variant.rows,
         "columns": variant.columns,
         "alignment": variant.required_alignment,

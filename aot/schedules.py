@@ -85,9 +85,11 @@ _FORWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
     (4, 2): (
         ("2_early", Moving(13), 7, "3.0 us, 4 columns 3.2, at 9 MB"),
         ("4_early", Moving(30), 7, "5.8 us, looked up first 6.5, at 27 MB"),
+        ("2", Moving(20), 7, "4.9 us at 18 MB, d 64, 4 columns 5.2, early 5.4"),
+        ("4", Moving(30), 7, "6.3 us at 27 MB, d 64, 2 columns 6.7, early 6.7"),
         ("4_n4", Dense(64, 40), 7, "8.1 us, early 8.5, at 36 MB in 64 segments"),
         ("4_early", Moving(40), 7, "7.4 us, looked up first 8.0, four rows 8.2, at 36 MB"),
-        ("4_n4", Cached(), 6, "7.7 us at 36 MB, d 64, where early takes 8.6; none beyond"),
+        ("4_n4", Cached(), 6, "7.8 us at 36 MB, d 64, a row a thread 8.3; none beyond"),
         ("2_once", Moving(200), 6, "34.4 us, 4 columns 35.1, at 143 MB"),
         ("4_n8", Dense(8), 7, "208 us, four rows 211, at 872 MB in 32,768 segments"),
         ("4_n4", Dense(64), 7, "257 us, eight rows 261, at 1,141 MB in 2,048 segments"),
@@ -152,12 +154,14 @@ def _short(ratio: int, coff: int) -> tuple[Row, ...]:
 
 
 _LONG: tuple[Row, ...] = (
+    ("csa_forward_r128_c1_bf16_v1_early_t256", 4_224, 5, 0, 0, "2.1 us, 2 columns 2.3: 2**12"),
     ("csa_forward_r128_c1_bf16_v2_early_t256", 20_000, 5, 0, 0, "2.5 us, found first 2.6: 2**13"),
     ("csa_forward_r128_c1_bf16_v2_t256", Cached(), 5, 0, 0, "8.8 us, once 10.4, at 2**16"),
     ("csa_forward_r128_c1_bf16_v2_once_t256", 400_000, 5, 0, 0, "17.1 us, plain 17.5 up, at 2**17"),
     ("csa_forward_r128_c1_bf16_v4_once_t128", ANY, 5, 0, 0, "125 us, 2 columns 139, at 2**20"),
     ("csa_forward_r128_c1_bf16_v2_once_t256", ANY, 5, 0, 0, "for what 4 columns cannot serve"),
     ("csa_forward_r128_c1_bf16_v1_once_t512", ANY, 5, 0, 0, "serves everything; 23 us at 2**17"),
+    ("csa_forward_r128_c2_bf16_v1_early_t256", 4_224, 5, 0, 0, "3.1 us, 2 columns 3.4: 2**12"),
     ("csa_forward_r128_c2_bf16_v2_early_t512", 18_000, 5, 0, 0, "4.9 us, 256 threads 5.2: 2**14"),
     ("csa_forward_r128_c2_bf16_v2_early_t256", 28_000, 5, 0, 0, "6.8 us, 4 columns 7.6, at 24,576"),
     ("csa_forward_r128_c2_bf16_v4_t256", Cached(120), 5, 0, 0, "8.4 us, once 11.1, at 2**15"),
@@ -165,7 +169,8 @@ _LONG: tuple[Row, ...] = (
     ("csa_forward_r128_c2_bf16_v4_once_t128", ANY, 5, 0, 0, "62.2 us, 256 threads 63.7: 2**18"),
     ("csa_forward_r128_c2_bf16_v2_once_t512", ANY, 5, 0, 0, "for what 4 columns cannot serve"),
     ("csa_forward_r128_c2_bf16_v1_once_t512", ANY, 5, 0, 0, "serves everything; 26 us at 2**16"),
-    ("csa_backward_r128_c1_bf16_v1_t256_a8_ape", 20_000, 5, 132, 0, "6.7 us, 2 columns 7.6: 2**13"),
+    ("csa_backward_r128_c1_bf16_v1_t256_a8_ape", 10_000, 5, 132, 0, "6.6 us, 2 columns 7.5: 2**13"),
+    ("csa_backward_r128_c1_bf16_v1_t256_a8_ape", 40_000, 5, 264, 0, "8.7 us, 2 columns 9.1: 2**14"),
     ("csa_backward_r128_c1_bf16_v2_t256_a8_ape", 400_000, 5, 132, 0, "41.9 us, 1 column 47: 2**17"),
     ("csa_backward_r128_c1_bf16_v4_t256_a8_ape", ANY, 5, 132, 0, "278 us, 2 columns 292, at 2**20"),
     ("csa_backward_r128_c1_bf16_v2_t256_a8_ape", ANY, 5, 132, 0, "for 163 KB of shared memory"),
@@ -181,7 +186,7 @@ _LONG: tuple[Row, ...] = (
 _FINISH: tuple[Row, ...] = (
     ("csa_finish_f32_e32", 8_192, 0, 0, 528, "1.6 us, 64 elements 2.2, at 2**10 elements"),
     ("csa_finish_f32_e64", 65_536, 0, 0, 528, "2.3 us, 32 elements 3.3, at 2**15 elements"),
-    ("csa_finish_f32_e256", ANY, 0, 0, 528, "2.1 us, 32 elements 9.7, at 2**17 elements"),
+    ("csa_finish_f32_e256", ANY, 0, 0, 1_056, "2.1 us, 32 elements 9.7, at 2**17; 131, 528 137"),
 )
 
 

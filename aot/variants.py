@@ -184,6 +184,7 @@ def _long(operation: str, coff: int, columns: int, threads: int, **fields: Any) 
 
 _LONG = (
     _long("forward", 1, 2, 256, batch=16),
+    _long("forward", 1, 1, 256, batch=16, early=True),
     _long("forward", 1, 2, 256, batch=16, early=True),
     _long("forward", 1, 2, 256, batch=16, once=True),
     # Elsewhere the compiler cannot fit it into four blocks' registers.
@@ -194,6 +195,7 @@ _LONG = (
     _long("forward", 2, 4, 256, batch=4, min_blocks=4, once=True, architectures=(90, 100, 120)),
     _long("forward", 2, 4, 128, batch=4, min_blocks=8, once=True),
     _long("forward", 2, 2, 512, batch=8, min_blocks=2, once=True),
+    _long("forward", 2, 1, 256, batch=16, early=True),
     _long("forward", 2, 2, 512, batch=8, min_blocks=2, early=True),
     _long("forward", 2, 2, 256, batch=8, early=True),
     _long("forward", 2, 1, 512, batch=8, once=True),

@@ -38,7 +38,8 @@ static const char *bad_variant(const struct csa_variant *v) {
       return "bad column count";
     return NULL;
   }
-  if (v->kind < CSA_SHORT || v->kind > CSA_BUFFERED) return "bad kind";
+  if (v->kind < CSA_SHORT || v->kind > CSA_EARLY) return "bad kind";
+  if (v->kind == CSA_EARLY && v->operation != CSA_FORWARD) return "bad kind";
   if (v->ratio < 1 || v->ratio > MAX_RATIO || v->coff < 1 || v->coff > 2) return "bad window";
   if (v->dtype < CSA_DTYPE_BF16 || v->dtype > CSA_DTYPE_FP32) return "unknown dtype";
   if (!power_of_two(v->columns) || v->columns > 16) return "bad column count";
@@ -57,7 +58,7 @@ static const char *bad_schedule(const struct csa_bundle *bundle, const struct cs
     return "its variant is of another family";
   if (s->lanes_log2 < 0 || s->lanes_log2 > 10 || 1 << s->lanes_log2 > v->threads)
     return "bad lanes_log2";
-  if (v->kind != CSA_SHORT && v->kind != CSA_NO_WINDOW && s->lanes_log2 != WARP_LOG2)
+  if ((v->kind == CSA_LONG || v->kind == CSA_BUFFERED) && s->lanes_log2 != WARP_LOG2)
     return "bad lanes_log2";
   /* Its block adds the sums of two row lanes at a time. */
   if (v->kind == CSA_SHORT && v->operation == CSA_BACKWARD && 2 << s->lanes_log2 > v->threads)

@@ -12,8 +12,9 @@ enum { CSA_BUNDLE_SCHEMA = 3, CSA_MAX_PARAMETERS = 24, CSA_MAX_FAMILIES = 128 };
 enum csa_operation { CSA_FORWARD = 1, CSA_BACKWARD = 2, CSA_FINISH = 3 };
 
 /* Short: a thread holds a row's whole window. Long: a block's warps share it. Buffered: as short,
- * but a warp takes one row at a time. */
-enum csa_kind { CSA_NO_WINDOW = 0, CSA_SHORT = 1, CSA_LONG = 2, CSA_BUFFERED = 3 };
+ * but a warp takes one row at a time. Early: as short, but a warp of one row loads its window
+ * before it has found it. */
+enum csa_kind { CSA_NO_WINDOW = 0, CSA_SHORT = 1, CSA_LONG = 2, CSA_BUFFERED = 3, CSA_EARLY = 4 };
 
 /* Kernel parameters. The numbers are part of the format: append, never renumber. */
 enum csa_parameter {

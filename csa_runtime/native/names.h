@@ -16,8 +16,8 @@ static inline const char *csa_dtype_name(int32_t dtype) {
 }
 
 static inline const char *csa_kind_name(int32_t kind) {
-  static const char *const NAMES[] = {"finish", "short", "long", "buffered"};
-  return NAMES[kind >= CSA_NO_WINDOW && kind <= CSA_BUFFERED ? kind : CSA_NO_WINDOW];
+  static const char *const NAMES[] = {"finish", "short", "long", "buffered", "early"};
+  return NAMES[kind >= CSA_NO_WINDOW && kind <= CSA_EARLY ? kind : CSA_NO_WINDOW];
 }
 
 #endif

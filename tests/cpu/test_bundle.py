@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CUBINS = ROOT / "cubins"
 OPERATIONS = ["", "forward", "backward", "finish"]
 DTYPES = ["f32", "bf16"]
-KINDS = ["finish", "short", "long", "buffered"]
+KINDS = ["finish", "short", "long", "buffered", "early"]
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ SHORT_BACKWARD = next(
     for v in manifest()["variants"]
     if (v["name"], v["operation"], v["kind"]) == (s["variant"], "backward", "short")
 )
+SHORT_BACKWARD_NAME = manifest()["schedules"][SHORT_BACKWARD]["variant"]
 FINISHED = next(i for i, s in enumerate(manifest()["schedules"]) if s["operation"] == "finish")
 SCHEDULED = NAMES.index(manifest()["schedules"][0]["variant"])  # of the first row
 
@@ -113,7 +114,11 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         "too many parameters",
     ),
     "unknown parameter": (lambda b: with_record(b, "variants", 0, 104, b"\x1d"), "does not know"),
-    "unknown kind": (lambda b: with_record(b, "variants", 0, 96, word(4)), "bad kind"),
+    "unknown kind": (lambda b: with_record(b, "variants", 0, 96, word(5)), "bad kind"),
+    "an early backward": (
+        lambda b: with_record(b, "variants", NAMES.index(SHORT_BACKWARD_NAME), 96, word(4)),
+        "bad kind",
+    ),
     "a window of no kind": (lambda b: with_record(b, "variants", 0, 96, word(0)), "bad kind"),
     "a reduction with a window": (
         lambda b: with_record(b, "variants", REDUCE, 68, word(4)),

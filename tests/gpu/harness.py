@@ -57,7 +57,7 @@ class Problem:
             "coff": self.coff,
             "dtype": 1,
             "tokens": self.packing.tokens,
-            "segments": self.packing.segments,
+            "segments": self.cu_seqlens.numel() - 1,
             "rows": self.packing.rows,
             "head_dim": self.head_dim,
             "kv": given.kv.data_ptr(),

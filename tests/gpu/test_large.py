@@ -136,3 +136,35 @@ def test_rows_that_lie_further_apart_than_two_to_the_31_elements() -> None:
         harness.assert_equal("grad_kv", grad_kv, gradients.grad_kv)
         harness.assert_equal("grad_score", grad_score, gradients.grad_score)
         harness.assert_grad_ape(grad_ape, gradients, packing.computed, gate=True)
+
+
+def results(p: Problem) -> list[torch.Tensor]:
+    """Of every variant that serves it: out, and the three gradients."""
+    found = []
+    for variant in harness.variants("forward", p.ratio, p.coff):
+        out = torch.full((p.packing.rows, p.head_dim), torch.nan, dtype=BF16, device=DEVICE)
+        harness.forward(p, out, variant)
+        found.append(out)
+    for variant in harness.variants("backward", p.ratio, p.coff):
+        kv, score, ape = (torch.full_like(t, torch.nan) for t in (*[p.given.kv] * 2, p.given.ape))
+        harness.backward(p, kv, score, ape, variant)
+        found += [kv, score, ape]
+    return found
+
+
+@pytest.mark.parametrize(("ratio", "coff"), [(4, 2), (128, 2)])
+def test_as_many_segments_as_31_bits_count(ratio: int, coff: int) -> None:
+    """All but one are empty: the results are, bit for bit, those of the one alone."""
+    alone = harness.problem(
+        problems.packing("alone", ratio, [3 * ratio + 1], after=2), ratio, coff, 128
+    )
+    wanted = results(alone)
+    assert not any(bool(tensor.isnan().any()) for tensor in wanted)
+    segments = 2**31 - 1
+    prefixes = [torch.zeros(segments + 1, dtype=torch.int32, device=DEVICE) for _ in range(2)]
+    crowd = replace(alone, cu_seqlens=prefixes[0], cu_seqlens_comp=prefixes[1])
+    for place in (segments - 1, segments // 2, 0):
+        for entries, end in zip(prefixes, (3 * ratio + 1, 3), strict=True):
+            entries[place + 1 :] = end
+        for found, want in zip(results(crowd), wanted, strict=True):
+            assert torch.equal(found.view(torch.uint8), want.view(torch.uint8))
