@@ -21,11 +21,22 @@ FILLING = 256 << 20  # bytes, more than a second-level cache holds
 
 
 def raise_clocks() -> None:
-    """Keeps the GPU busy for 0.3 s, so that its clocks are up."""
-    heat = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    for _ in range(200):
-        torch.mm(heat, heat)
-    torch.cuda.synchronize()
+    """Keeps the GPU busy for 0.3 s, so that its clocks are up, with little work: see `rest`."""
+    few = torch.zeros(1 << 16, device="cuda")
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:
+        for _ in range(100):
+            few.add_(1.0)
+        torch.cuda.synchronize()
+
+
+def rest(busy: float) -> None:
+    """Waits as long as the GPU has just been busy, us.
+
+    Calls that move hundreds of megabytes take a GPU to its power limit, where after some tenths of
+    a second it lowers its clocks: the next measurement would pay for this one.
+    """
+    time.sleep(busy / 1e6)
 
 
 def fill_cache() -> None:
@@ -79,11 +90,9 @@ def graph_time(run: Call) -> float:
         return once
     few, repeats = chosen
     graphs = [captured(run, calls) for calls in (few, 2 * few)]
-    found = []
-    for _ in range(repeats):
-        shorter, longer = (by_events(graph.replay) for graph in graphs)
-        found.append((longer - shorter) / few)
-    return statistics.median(found)
+    pairs = [[by_events(graph.replay) for graph in graphs] for _ in range(repeats)]
+    rest(sum(map(sum, pairs)))
+    return statistics.median((longer - shorter) / few for shorter, longer in pairs)
 
 
 def captured(run: Call, calls: int) -> Any:
@@ -101,7 +110,9 @@ def quick_time(run: Call) -> float:
     fill_cache()
     run()
     graph = captured(run, QUICK)
-    return min(by_events(graph.replay) for _ in range(3)) / QUICK
+    found = [by_events(graph.replay) for _ in range(3)]
+    rest(sum(found))
+    return min(found) / QUICK
 
 
 def kernel_times(run: Call, loops: int) -> dict[str, float]:
@@ -125,6 +136,7 @@ def kernel_times(run: Call, loops: int) -> dict[str, float]:
     for event in inner.kineto_results.events():
         if event.device_type() == torch._C._autograd.DeviceType.CUDA:
             durations[event.name()].append(event.duration_ns() / 1000.0)
+    rest(sum(map(sum, durations.values())))
     return per_call(durations, loops)
 
 

@@ -135,6 +135,7 @@ def test_a_call_in_a_graph_is_a_difference_of_two(
     made = calls = 0
     graphs: list[Any] = []
     filled: list[int] = []  # calls before the cache was filled
+    rested: list[float] = []
 
     def run() -> None:
         nonlocal calls
@@ -163,8 +164,10 @@ def test_a_call_in_a_graph_is_a_difference_of_two(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(clock, "by_events", by_events)
     monkeypatch.setattr(clock, "fill_cache", lambda: filled.append(calls))
+    monkeypatch.setattr(clock, "rest", rested.append)
     assert clock.graph_time(run) == pytest.approx(us)
     assert filled == [0]
+    assert rested == ([pytest.approx(replays * (40.0 + 3 * few * us))] if few else [])
     assert [each.calls for each in graphs] == ([few, 2 * few] if few else [])
     assert made == 2 * replays
 
