@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from csa_runtime.torch import compressor
+from gpu import engine
 from gpu.processes import race
 from support.packs import Pack, random_pack
 
@@ -65,6 +66,7 @@ def main() -> None:
             for one, two in zip(result, serial, strict=True):
                 assert torch.equal(one.view(torch.int16), two.view(torch.int16))
                 assert not bool(one.isnan().any())
+    engine.settle()
     print(f"{THREADS} threads equal serial, backward on {len(backward_threads)} other")
 
 
