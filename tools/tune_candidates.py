@@ -47,7 +47,7 @@ def shapes(manifest: bundle.Manifest, arch: int, multiprocessors: int) -> Iterat
         if v["name"] not in lanes_of:
             continue
         most = int(math.log2(v["threads"]))
-        lanes = [n for n in LANES if n <= most] if v["kind"] == "short" else []
+        lanes = [n for n in LANES if n <= most] if v["kind"] in ("short", "early") else []
         blocks = [n * multiprocessors for n in BLOCKS] if v["operation"] == "backward" else [0]
         made = [Shape(v["name"], n, c) for n in lanes or [lanes_of[v["name"]]] for c in blocks]
         yield from (shape for shape in made if shape not in scheduled)

@@ -48,6 +48,8 @@ def test_shapes_are_of_what_is_built_and_scheduled(tool: Any) -> None:
         assert {s.variant for s in shapes} == {n for n in served if "finish" not in n}
         for shape in shapes:
             assert (shape.ctas == 0) == ("forward" in shape.variant)
+            if "_early" in shape.variant and "_t" not in shape.variant:
+                assert all(shape._replace(lanes_log2=n) in shapes for n in (5, 6, 7))
             assert 5 <= shape.lanes_log2 <= 7
 
 
