@@ -209,10 +209,11 @@ def both(times: Times, section: str, pack: str, system: str) -> str:
 
 
 def percent(part: float | None) -> str:
-    """Of a limit; near 100 % with a decimal, which tells on which side."""
+    """Of a limit; near 100 % with up to two decimals, which tell on which side."""
     if part is None:
         return "-"
-    return f"{part:.1%}" if f"{part:.0%}" == "100%" else f"{part:.0%}"
+    texts = [f"{part:.{digits}%}" for digits in range(3)]
+    return next((text for text in texts if float(text[:-1]) != 100.0), texts[-1])
 
 
 def us_over(times: Times, section: str, name: str) -> str:

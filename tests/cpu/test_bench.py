@@ -222,6 +222,17 @@ def test_a_run_is_published_into_the_readme(tmp_path: Path) -> None:
     assert publish("--check") == 1
 
 
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        (None, "-"), (0.5, "50%"), (0.994, "99%"), (0.9958, "99.6%"), (0.9998, "99.98%"),
+        (1.0, "100.00%"), (1.00017, "100.02%"), (1.004, "100.4%"), (1.006, "101%"), (2.5, "250%"),
+    ],
+)  # fmt: skip
+def test_a_share_of_a_limit_says_on_which_side_it_is(part: float | None, text: str) -> None:
+    assert tables.percent(part) == text
+
+
 def test_the_readme_says_what_the_published_run_does() -> None:
     tool = [sys.executable, str(ROOT / "tools" / "publish_bench"), "--check"]
     done = subprocess.run(tool, check=False, capture_output=True, text=True)
