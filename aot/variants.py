@@ -77,7 +77,7 @@ class Variant:
     dynamic_shared: bytes of shared memory that a launch asks for.
     kind: "short" where a thread holds the whole window, "buffered" where in addition a warp takes
     one row and the next is on its way to shared memory, "long" where a block's warps share the
-    window, "finish" for what finishes a backward.
+    window, "finish" for what finishes a backward. The bundle calls a short one that is `early` so.
     alignment: elements; head_dim and every 16-bit tensor's base and row stride are multiples of
     it. 0 means `columns`.
     holds_ape: whether a block keeps its tile of the APE in shared memory.
