@@ -16,6 +16,7 @@ from cutlass.cute import arch
 from aot.kernels import arithmetic as ar
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
+from aot.kernels.pair import Pair
 from aot.kernels.segments import Pack
 from aot.kernels.zeros import zero_last_blocks, zero_unpooled
 from aot.variants import LONG_RATIO, Variant
@@ -55,9 +56,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         zeros = block - (blocks - fill_ctas)  # the planes come first: they take longer
         if zeros >= 0:
             pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
-            to_kv = Matrix(grad_kv, grad_kv_stride)
-            to_score = Matrix(grad_score, grad_score_stride)
-            share = variant.threads, zeros, fill_ctas, pack, to_kv, to_score
+            outputs = Pair(Matrix(grad_kv, grad_kv_stride), Matrix(grad_score, grad_score_stride))
+            share = variant.threads, zeros, fill_ctas, pack, outputs
             zero_unpooled(*share, head_dim * coff, ratio)
             if (coff == 2) & (ratio >= LONG_RATIO):
                 zero_last_blocks(*share, head_dim, ratio)

@@ -15,7 +15,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
 from cutlass.cute import arch
 
-from aot.kernels.memory import Matrix, store_f32
+from aot.kernels.memory import store_f32
+from aot.kernels.pair import Pair
 from aot.kernels.prefix_search import gallop, glance, settle
 from aot.kernels.segments import Pack, block_token, find_segments
 from aot.kernels.warp import WARP
@@ -29,15 +30,14 @@ def zero_unpooled(
     block: Int32,
     blocks: Int32,
     pack: Pack,
-    grad_kv: Matrix,
-    grad_score: Matrix,
+    outputs: Pair,
     width: Int32,
     ratio: Int32,
 ) -> None:
     """Block `block` of `blocks` does its share of all tokens, `width` columns each."""
     thread, _, _ = arch.thread_idx()
     lane = arch.lane_idx()
-    wide = _all_multiples_of_wide(grad_kv, grad_score, width)
+    wide = _all_multiples_of_wide(outputs, width)
     base = Int64(block) * threads + (thread & -WARP)
     if Int64(min(pack.real_rows(), pack.rows)) * ratio >= pack.tokens:
         base = Int64(pack.tokens)  # the blocks fill the pack
@@ -48,7 +48,7 @@ def zero_unpooled(
         while pending != 0:
             row = base + arch.popc((pending & -pending) - 1)
             pending = pending & (pending - 1)
-            _zero_token(grad_kv, grad_score, row, width, lane, wide)
+            _zero_token(outputs, row, width, lane, wide)
         base = base + Int64(blocks) * threads
 
 
@@ -58,15 +58,14 @@ def zero_last_blocks(
     block: Int32,
     blocks: Int32,
     pack: Pack,
-    grad_kv: Matrix,
-    grad_score: Matrix,
+    outputs: Pair,
     head_dim: Int32,
     ratio: Int32,
 ) -> None:
     """Block `block` of `blocks` does its share of the first halves of the segments' last blocks."""
     thread, _, _ = arch.thread_idx()
     lane = arch.lane_idx()
-    wide = _all_multiples_of_wide(grad_kv, grad_score, head_dim)
+    wide = _all_multiples_of_wide(outputs, head_dim)
     end = Uint32(max(min(pack.real_rows(), pack.rows), 0))
     # A warp's share: a token of a block, its place, in each last block among 32 rows.
     warps, places = cutlass.const_expr(threads // WARP), Uint32(ratio)
@@ -82,19 +81,16 @@ def zero_last_blocks(
         while pending != 0:
             found = arch.shuffle_sync(token, arch.popc((pending & -pending) - 1)) + place
             pending = pending & (pending - 1)
-            _zero_token(grad_kv, grad_score, Int64(found), head_dim, lane, wide)
+            _zero_token(outputs, Int64(found), head_dim, lane, wide)
         base, place = base + step // places * WARP, place + Int32(step % places)
         if place >= ratio:
             base, place = base + WARP, place - ratio
 
 
 @cute.jit
-def _zero_token(
-    grad_kv: Matrix, grad_score: Matrix, token: Int64, width: Int32, lane: Int32, wide: Boolean
-) -> None:
+def _zero_token(outputs: Pair, token: Int64, width: Int32, lane: Int32, wide: Boolean) -> None:
     """A warp's zeros for the first `width` columns of a token, of both."""
-    to_kv = grad_kv.base + token * grad_kv.stride
-    to_score = grad_score.base + token * grad_score.stride
+    to_kv, to_score = outputs.at(token, Int32(0))
     if wide:
         _zero(to_kv, to_score, width, lane, WIDE)
     else:
@@ -122,9 +118,9 @@ def _zero(
         column = column + WARP * elements
 
 
-def _all_multiples_of_wide(grad_kv: Matrix, grad_score: Matrix, width: Int32) -> Boolean:
-    elements = grad_kv.stride | grad_score.stride | Int64(width)
-    addresses = grad_kv.base.toint() | grad_score.base.toint()
+def _all_multiples_of_wide(outputs: Pair, width: Int32) -> Boolean:
+    elements = outputs.kv.stride | outputs.score.stride | Int64(width)
+    addresses = outputs.kv.base.toint() | outputs.score.base.toint()
     return ((addresses & (2 * WIDE - 1)) == 0) & ((elements & (WIDE - 1)) == 0)
 
 

@@ -18,13 +18,11 @@ NAMES = [variant["name"] for variant in manifest()["variants"]]
 REDUCE = next(i for i, v in enumerate(manifest()["variants"]) if v["operation"] == "finish")
 LONG = next(i for i, v in enumerate(manifest()["variants"]) if v["kind"] == "long")
 WIDE = next(i for i, v in enumerate(manifest()["variants"]) if v["columns"] == 4)
+KINDS = {v["name"]: (v["operation"], v["kind"]) for v in manifest()["variants"]}
+BACKWARD = [*KINDS.values()].index(("backward", "short"))
 SHORT_BACKWARD = next(
-    i
-    for i, s in enumerate(manifest()["schedules"])
-    for v in manifest()["variants"]
-    if (v["name"], v["operation"], v["kind"]) == (s["variant"], "backward", "short")
+    i for i, s in enumerate(manifest()["schedules"]) if KINDS[s["variant"]] == ("backward", "short")
 )
-SHORT_BACKWARD_NAME = manifest()["schedules"][SHORT_BACKWARD]["variant"]
 FINISHED = next(i for i, s in enumerate(manifest()["schedules"]) if s["operation"] == "finish")
 SCHEDULED = NAMES.index(manifest()["schedules"][0]["variant"])  # of the first row
 
@@ -116,7 +114,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "unknown parameter": (lambda b: with_record(b, "variants", 0, 104, b"\x1d"), "does not know"),
     "unknown kind": (lambda b: with_record(b, "variants", 0, 96, word(5)), "bad kind"),
     "an early backward": (
-        lambda b: with_record(b, "variants", NAMES.index(SHORT_BACKWARD_NAME), 96, word(4)),
+        lambda b: with_record(b, "variants", BACKWARD, 96, word(4)),
         "bad kind",
     ),
     "a window of no kind": (lambda b: with_record(b, "variants", 0, 96, word(0)), "bad kind"),
