@@ -90,6 +90,7 @@ _FORWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
         ("4_n4", Dense(64, 40), 7, "8.1 us, early 8.5, at 36 MB in 64 segments"),
         ("4_early", Moving(40), 7, "7.4 us, looked up first 8.0, four rows 8.2, at 36 MB"),
         ("4_n4", Cached(), 6, "7.8 us at 36 MB, d 64, a row a thread 8.3; none beyond"),
+        ("4", Cached(), 7, "for heads too narrow for four rows"),
         ("2_once", Moving(200), 6, "34.4 us, 4 columns 35.1, at 143 MB"),
         ("4_n8", Dense(8), 7, "208 us, four rows 211, at 872 MB in 32,768 segments"),
         ("4_n4", Dense(64), 7, "257 us, eight rows 261, at 1,141 MB in 2,048 segments"),

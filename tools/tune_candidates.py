@@ -63,10 +63,17 @@ def serving(manifest: bundle.Manifest, shapes: list[Shape], pack: Pack, call: st
     names = {
         v["name"]
         for v in manifest["variants"]
-        if (v["operation"], v["ratio"], v["coff"]) == window
-        and v["columns"] <= max(pack.head_dim // (v["rows"] if v["kind"] == "short" else WARP), 1)
+        if (v["operation"], v["ratio"], v["coff"]) == window and _serves_head(v, pack.head_dim)
     }
     return [shape for shape in shapes if shape.variant in names]
+
+
+def _serves_head(variant: dict[str, Any], head_dim: int) -> bool:
+    """As the launcher's `fills_warps`."""
+    columns = variant["columns"]
+    if variant["kind"] == "early":
+        return head_dim > WARP // 2 * columns
+    return columns <= max(head_dim // (variant["rows"] if variant["kind"] == "short" else WARP), 1)
 
 
 def with_shapes(manifest: bundle.Manifest, arch: int, wanted: list[Shape]) -> bundle.Manifest:

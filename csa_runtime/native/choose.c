@@ -45,10 +45,11 @@ static bool aligned(const struct alignment *alignment, const struct csa_variant 
 }
 
 /* Where warps lie along the columns, or as many lanes as a thread has rows, narrower heads leave
- * lanes idle, and early rows that share a warp gain nothing: fewer columns or rows a thread serve
- * them better. Forced, a variant serves them all the same. */
+ * lanes idle, and early rows that share a warp are not presumed: fewer columns or rows a thread
+ * serve them better. Forced, a variant serves them all the same. */
 static bool fills_warps(const struct csa_variant *v, const csa_args *a) {
   if (v->kind == CSA_SHORT) return v->rows == 1 || a->head_dim >= v->rows * v->columns;
+  if (v->kind == CSA_EARLY) return a->head_dim > 16 * v->columns;
   return v->columns == 1 || a->head_dim >= 32 * v->columns;
 }
 

@@ -228,6 +228,43 @@ def test_sections_go_on_where_a_system_refuses(monkeypatch: pytest.MonkeyPatch) 
     assert list(sections.SECTIONS) == list(SECTIONS)
 
 
+def test_of_many_segments_the_median_of_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pack is measured before one is again, and a round that fails is not passed over."""
+    few, many = Pack(4, 2, 8, (16,)), Pack(4, 2, 8, (8, 8))
+    seen: list[int] = []
+    times = {16: [3.0, 1.0, 2.0], 8: [7.0, 5.0, 9.0]}
+
+    class Own:
+        def calls(self, problem: Problem) -> dict[str, Any]:
+            seen.append(problem.pack.lengths[0])
+            us = times[seen[-1]][(len(seen) - 1) // 2]
+            return dict.fromkeys(("forward", "backward"), lambda: us)
+
+    def tick(run: Callable[[], Any], moved: int) -> float:
+        us: float = run()
+        if us == failing:
+            raise RuntimeError("lost")
+        return us
+
+    monkeypatch.setattr(packs, "segments", lambda: iter((few, many)))
+    monkeypatch.setattr(sections, "Problem", lambda pack: Problem(pack, "cpu"))
+    monkeypatch.setattr(sections, "copy_of", lambda half: lambda: 0.5)
+    monkeypatch.setattr(sections, "in_graph", tick)
+    scope = sections.Scope({"eager": Eager(), "own": Own()}, (), 0)  # type: ignore[dict-item]
+    failing = 0.0
+    found = [(row.system, row.call, row.us) for _, row in sections.segments(scope)]
+    assert [us for system, _, us in found if system == "copy"] == [0.5] * 4
+    assert [(call, us) for system, call, us in found if system != "copy"] == [
+        ("forward", 2.0), ("backward", 2.0), ("forward", 7.0), ("backward", 7.0),
+    ]  # fmt: skip
+    assert seen == [16, 8] * 3
+    seen.clear()
+    failing = 9.0
+    rows = [row for _, row in sections.segments(scope) if row.system == "own"]
+    assert [row.us for row in rows] == [2.0, 2.0, None, None]
+    assert {row.error for row in rows} == {"", "RuntimeError: lost"}
+
+
 def test_buffers_take_turns() -> None:
     seen: list[int] = []
     run = sections.in_turn([lambda n=n: seen.append(n) for n in range(3)])

@@ -37,6 +37,7 @@ def counted(tool: Any, read: int, stored: int, written: int, **others: str) -> d
         names.STORED[0]: f"{stored / 32:.1f}",
         names.USED.format("ld"): others.get("ld", "98.5"),
         names.USED.format("st"): "100",
+        names.ASKED.format("ld"): others.get("asked", "20000000"),
         names.SECTORS.format("ld"): "n/a",
     }
 
@@ -95,6 +96,18 @@ def test_what_the_cache_held_before_may_reach_memory_beside_a_small_output(
     kernels = [("csa_forward_x", counted(tool, 537_000_000, 2_000_000, written))]
     calls = calls_of(tool, printed(kernels))
     assert bool(tool.counts.judge(small, calls[0])["wrong"]) == wrong
+
+
+@pytest.mark.parametrize(("asked", "judged"), [("620000", False), ("630000", True), ("n/a", True)])
+def test_a_few_scattered_loads_beside_asynchronous_copies_are_not_judged(
+    tool: Any, asked: str, judged: bool
+) -> None:
+    """A hundredth of two gigabytes are 625,000 sectors."""
+    kernels = [("csa_backward_x", counted(tool, 10**9, 10**9, 10**9, ld="12.5", asked=asked))]
+    calls = calls_of(tool, printed(kernels))
+    found = tool.counts.judge(expected(tool, "backward"), calls[0])
+    assert found["wrong"] == (["ld: 12.5% of a sector used"] if judged else [])
+    assert found["used_ld"] == (12.5 if judged else None)
 
 
 def test_missing_counters_are_wrong_only_where_bytes_are_missing(tool: Any) -> None:

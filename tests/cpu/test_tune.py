@@ -70,6 +70,7 @@ def test_every_scheduled_shape_is_among_them_whatever_the_gpu(tool: Any) -> None
         (16, {"v4_n8", "v2_early", "v4_early", "v2_a8", "v4_a8"}),
         (32, {"v2_early", "v4_early", "v2_a8", "v4_a8"}),
         (64, {"v4_early", "v4_a8"}),
+        (68, {"v4_a8"}),
         (128, set()),
     ],
 )

@@ -68,6 +68,15 @@ def fits(operation: str, call: dict[str, Any], variant: dict[str, Any]) -> bool:
     return True
 
 
+def serves_head(variant: dict[str, Any], head_dim: int) -> bool:
+    """Whether no lane would be idle, nor an early row share its warp."""
+    columns = variant["columns"]
+    if variant["kind"] == "early":
+        return head_dim > 16 * columns
+    lanes = variant["rows"] if variant["kind"] == "short" else 32
+    return columns <= max(head_dim // lanes, 1)
+
+
 def columns_layout(
     row: dict[str, Any], variant: dict[str, Any], head_dim: int
 ) -> tuple[int, int, int]:
@@ -137,9 +146,7 @@ def choose(
     for row, variant in found:
         if forced not in (None, row["variant"]):
             continue
-        lanes = variant["rows"] if variant["kind"] == "short" else 32
-        narrow = variant["columns"] > max(call["head_dim"] // lanes, 1)
-        if narrow and not forced:
+        if not serves_head(variant, call["head_dim"]) and not forced:
             continue
         if fits(operation, call, variant):
             return row, variant
