@@ -136,7 +136,7 @@ class Variant:
             name += "_once"
         if self.early:
             name += "_early"
-        if self.kind == "long":
+        if self.kind in OWN_MODULES:
             name += f"_t{self.threads}"
         if self.required_alignment != self.columns:
             name += f"_a{self.required_alignment}"
@@ -164,7 +164,12 @@ FINISH_BLOCKS = ((32, 512), (64, 256), (256, 256))
 
 # Windows that a thread holds in registers, and the ratio of those that a block's warps share.
 SHORT_WINDOWS = tuple((ratio, coff) for ratio in (2, 4) for coff in (1, 2))
-BUFFERED_WINDOWS = ((2, 2), (4, 1), (4, 2))  # of the short ones
+# Buffered kernels of the short ones: ratio, coff, columns, threads, min_blocks.
+BUFFERED = (
+    (2, 2, 2, 256, 2), (2, 2, 4, 256, 1), (2, 2, 4, 512, 1),
+    (4, 1, 2, 256, 2), (4, 1, 4, 256, 1), (4, 1, 4, 512, 1),
+    (4, 2, 2, 256, 2), (4, 2, 4, 256, 2),
+)  # fmt: skip
 LONG_RATIO = 128
 
 
@@ -217,14 +222,14 @@ _LONG = (
 )  # fmt: skip
 
 
-def _buffered(ratio: int, coff: int, columns: int, threads: int) -> Variant:
+def _buffered(ratio: int, coff: int, columns: int, threads: int, min_blocks: int) -> Variant:
     positions, tile = ratio * coff, 32 * columns
     # Of fp32: the APE, zeros for what a first block lacks; of int32: a thread's two prefixes.
     words = (2 * positions - ratio) * tile + 2 * threads
     # Of bf16, two rows of each warp: kv and score at every position, and grad_out.
     elements = threads // 32 * 2 * (2 * positions + 1) * tile
     return Variant(
-        "backward", ratio, coff, "bf16", columns, threads, 512 // threads, kind="buffered",
+        "backward", ratio, coff, "bf16", columns, threads, min_blocks, kind="buffered",
         alignment=8, dynamic_shared=4 * words + 2 * elements,
         # Elsewhere the compiler cannot fit the widest window into a block's registers.
         architectures=(90,) if positions * columns == 32 else ARCHITECTURES,
@@ -260,11 +265,7 @@ VARIANTS: tuple[Variant, ...] = (
         for ratio, coff in SHORT_WINDOWS
         for columns in (1, 2, 4)
     ),
-    *(
-        _buffered(ratio, coff, columns, threads)
-        for ratio, coff in BUFFERED_WINDOWS
-        for columns, threads in ((2, 256), (4, 512))
-    ),
+    *(_buffered(*row) for row in BUFFERED),
     *_LONG,
     *(
         Variant("finish", 0, 0, "f32", elements, threads, kind="finish", alignment=1)
