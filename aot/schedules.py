@@ -108,6 +108,10 @@ _FALLBACK = (
 # (columns and what else names the variant, limit, ctas, evidence)
 _BACKWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
     (2, 1): (
+        ("4_t256_a8", Moving(12), 132, "5.8 us, 264 blocks 6.3, unbuffered 6.8, at 9 MB"),
+        ("4_t256_a8", Moving(50), 264, "7.9 and 11.2 us, unbuffered 9.4 and 14.4, at 19 and 38 MB"),
+        ("4_t256_a8", ANY, 396, "22.5, 77, 296 us, unbuffered 26.3, 88, 334, at 75, 302, 1,208 MB"),
+        ("2_t256_a8", Moving(12), 264, "6.5 us, unbuffered 7.1, at 9 MB of d 64"),
         ("4", Moving(45), 264, "9.0 us, 396 blocks 10.1, at 19 MB"),
         ("4", ANY, 396, "26.6, 89, 337 us, 264 blocks 29.6, 100, 386, at 75, 302, 1,208 MB"),
         ("2", ANY, 528, "447 us at 1,208 MB; for what 4 columns cannot serve"),

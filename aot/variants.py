@@ -166,6 +166,7 @@ FINISH_BLOCKS = ((32, 512), (64, 256), (256, 256))
 SHORT_WINDOWS = tuple((ratio, coff) for ratio in (2, 4) for coff in (1, 2))
 # Buffered kernels of the short ones: ratio, coff, columns, threads, min_blocks.
 BUFFERED = (
+    (2, 1, 2, 256, 2), (2, 1, 4, 256, 3),
     (2, 2, 2, 256, 2), (2, 2, 4, 256, 1), (2, 2, 4, 512, 1),
     (4, 1, 2, 256, 2), (4, 1, 4, 256, 1), (4, 1, 4, 512, 1),
     (4, 2, 2, 256, 2), (4, 2, 4, 256, 2),
