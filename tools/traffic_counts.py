@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from profiler import Kernel, first_of
@@ -15,18 +16,20 @@ READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 STORED = ("lts__t_sectors_srcunit_tex_op_write.sum", "lts__t_sectors_op_write.sum")
 LOADED = ("lts__t_sectors_srcunit_tex_op_read.sum", "lts__t_sectors_op_read.sum")
 USED = "smsp__sass_average_data_bytes_per_sector_mem_global_op_{}.pct"
-# Sectors that plain loads and stores ask for; asynchronous copies are neither.
-ASKED = "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum"
+# Sectors that such instructions ask for: "ld" are plain loads here, "ldgsts" asynchronous copies.
+ASKED = "smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_{}.sum"
 SECTORS = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_{}.ratio"
-METRICS = (
-    READ, WRITTEN, *STORED, *LOADED,
-    *(name.format(op) for name in (USED, ASKED, SECTORS) for op in ("ld", "st")),
-)  # fmt: skip
 TOLERANCE = 0.01
 # Percent of a sector's bytes that the first kernel's requests use, at least: what a row looks up
 # (prefixes, 4 bytes each) is among the loads. Where asynchronous copies bring the windows, little
 # but that is loaded: loads of less than TOLERANCE of all bytes moved are not judged.
-FULL = {"ld": 95.0, "st": 99.0}
+FULL = {"ld": 95.0, "ldgsts": 95.0, "st": 99.0}
+REQUESTS = ("ld", "st")  # of which the sectors of a request are shown, "ld" with "ldgsts"
+METRICS = (
+    READ, WRITTEN, *STORED, *LOADED,
+    *(name.format(op) for name in (USED, ASKED) for op in FULL),
+    *(SECTORS.format(op) for op in REQUESTS),
+)  # fmt: skip
 
 
 class Expected(NamedTuple):
@@ -69,6 +72,7 @@ def judge(expected: Expected, kernels: list[Kernel]) -> dict[str, Any]:
         asked = first.get(ASKED.format(op))
         few = asked is not None and asked * SECTOR < TOLERANCE * (read + written)
         found[f"used_{op}"] = None if few else first.get(USED.format(op))
+    for op in REQUESTS:
         found[f"sectors_{op}"] = first.get(SECTORS.format(op))
     wrong = []
     for name, counted, wanted in (
@@ -93,7 +97,7 @@ def judge(expected: Expected, kernels: list[Kernel]) -> dict[str, Any]:
 
 HEADINGS = (
     "ratio, coff, d, pack", "call", "MB read", "read / wanted", "MB written", "stored / wanted",
-    "to memory", "ld, st % of sector", "ld, st sectors", "wrong",
+    "to memory", "ld, ldgsts, st % of sector", "ld, st sectors", "wrong",
 )  # fmt: skip
 
 
@@ -109,12 +113,12 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     def over(value: float | None, wanted: int) -> str:
         return "-" if value is None else f"{value / wanted:.4f}"
 
-    def two(name: str) -> str:
-        values = (row[f"{name}_{op}"] for op in FULL)
+    def each(name: str, ops: Iterable[str]) -> str:
+        values = (row[f"{name}_{op}"] for op in ops)
         return ", ".join("-" if value is None else f"{value:.1f}" for value in values)
 
     return (
         row["pack"], row["call"], f"{read / 1e6:.1f}", over(row["dram_read"], read),
         f"{written / 1e6:.1f}", over(row["stored"], written), over(row["dram_written"], written),
-        two("used"), two("sectors"), "; ".join(row["wrong"]) or "-",
+        each("used", FULL), each("sectors", REQUESTS), "; ".join(row["wrong"]) or "-",
     )  # fmt: skip

@@ -65,7 +65,7 @@ def test_kernels_become_calls_and_calls_are_judged(tool: Any) -> None:
     assert rows[1]["dram_read"] == rows[1]["stored"] == 10**9 and rows[0]["loaded"] is None
     last = tool.counts.markdown(rows).splitlines()[-1]
     assert last == (
-        "| p | backward | 1000.0 | 1.0000 | 1000.0 | 1.0000 | 0.9500 | 98.5, 100.0 | -, - | - |"
+        "| p | backward | 1000.0 | 1.0000 | 1000.0 | 1.0000 | 0.9500 | 98.5, -, 100.0 | -, - | - |"
     )
 
 
@@ -108,6 +108,17 @@ def test_a_few_scattered_loads_beside_asynchronous_copies_are_not_judged(
     found = tool.counts.judge(expected(tool, "backward"), calls[0])
     assert found["wrong"] == (["ld: 12.5% of a sector used"] if judged else [])
     assert found["used_ld"] == (12.5 if judged else None)
+
+
+@pytest.mark.parametrize(("asked", "judged"), [("0", False), ("30000000", True)])
+def test_asynchronous_copies_are_judged_where_there_are_any(
+    tool: Any, asked: str, judged: bool
+) -> None:
+    names = tool.counts
+    copies = {names.USED.format("ldgsts"): "93.75", names.ASKED.format("ldgsts"): asked}
+    kernels = [("csa_backward_x", counted(tool, 10**9, 10**9, 10**9) | copies)]
+    found = tool.counts.judge(expected(tool, "backward"), calls_of(tool, printed(kernels))[0])
+    assert found["wrong"] == (["ldgsts: 93.8% of a sector used"] if judged else [])
 
 
 def test_missing_counters_are_wrong_only_where_bytes_are_missing(tool: Any) -> None:
