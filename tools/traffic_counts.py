@@ -21,9 +21,11 @@ ASKED = "smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_{}.sum"
 SECTORS = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_{}.ratio"
 TOLERANCE = 0.01
 # Percent of a sector's bytes that the first kernel's requests use, at least: what a row looks up
-# (prefixes, 4 bytes each) is among the loads. Where asynchronous copies bring the windows, little
-# but that is loaded: loads of less than TOLERANCE of all bytes moved are not judged.
+# (prefixes, 4 bytes each) is among the loads.
 FULL = {"ld": 95.0, "ldgsts": 95.0, "st": 99.0}
+# Where asynchronous copies bring so much of what is read, little is left to load but the prefixes:
+# loads of less than TOLERANCE of all bytes moved are not judged there.
+COPIED = 0.9
 REQUESTS = ("ld", "st")  # of which the sectors of a request are shown, "ld" with "ldgsts"
 METRICS = (
     READ, WRITTEN, *STORED, *LOADED,
@@ -68,10 +70,14 @@ def judge(expected: Expected, kernels: list[Kernel]) -> dict[str, Any]:
         "stored": None if stored is None else stored * SECTOR,
     }
     first = kernels[0][1]
-    for op in FULL:
-        asked = first.get(ASKED.format(op))
-        few = asked is not None and asked * SECTOR < TOLERANCE * (read + written)
-        found[f"used_{op}"] = None if few else first.get(USED.format(op))
+    used = {op: first.get(USED.format(op)) for op in FULL}
+    asked = {op: first.get(ASKED.format(op)) for op in FULL}
+    copied = (asked["ldgsts"] or 0.0) * SECTOR
+    unjudged = [] if copied else ["ldgsts"]
+    if used["ldgsts"] is not None and asked["ld"] is not None and copied >= COPIED * read:
+        if asked["ld"] * SECTOR < TOLERANCE * (read + written):
+            unjudged.append("ld")
+    found |= {f"used_{op}": value for op, value in used.items()} | {"unjudged": unjudged}
     for op in REQUESTS:
         found[f"sectors_{op}"] = first.get(SECTORS.format(op))
     wrong = []
@@ -89,8 +95,8 @@ def judge(expected: Expected, kernels: list[Kernel]) -> dict[str, Any]:
     if found["dram_written"] is not None and not least <= found["dram_written"] <= most:
         wrong.append(f"{found['dram_written'] / written - 1:+.1%} bytes written to memory")
     for op, least_used in FULL.items():
-        if (used := found[f"used_{op}"]) is not None and used < least_used:
-            wrong.append(f"{op}: {used:.1f}% of a sector used")
+        if op not in unjudged and (share := used[op]) is not None and share < least_used:
+            wrong.append(f"{op}: {share:.1f}% of a sector used")
     found["wrong"] = wrong
     return found
 
@@ -107,18 +113,20 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """Of one call."""
+    """Of one call; in brackets what was not judged."""
     read, written = row["read"] + row["aside_read"], row["written"] + row["aside_written"]
 
     def over(value: float | None, wanted: int) -> str:
         return "-" if value is None else f"{value / wanted:.4f}"
 
-    def each(name: str, ops: Iterable[str]) -> str:
-        values = (row[f"{name}_{op}"] for op in ops)
-        return ", ".join("-" if value is None else f"{value:.1f}" for value in values)
+    def each(name: str, ops: Iterable[str], unjudged: Iterable[str] = ()) -> str:
+        values = ((op, row[f"{name}_{op}"]) for op in ops)
+        shown = ((op, "-" if value is None else f"{value:.1f}") for op, value in values)
+        return ", ".join(f"({text})" if op in unjudged else text for op, text in shown)
 
     return (
         row["pack"], row["call"], f"{read / 1e6:.1f}", over(row["dram_read"], read),
         f"{written / 1e6:.1f}", over(row["stored"], written), over(row["dram_written"], written),
-        each("used", FULL), each("sectors", REQUESTS), "; ".join(row["wrong"]) or "-",
+        each("used", FULL, row["unjudged"]), each("sectors", REQUESTS),
+        "; ".join(row["wrong"]) or "-",
     )  # fmt: skip

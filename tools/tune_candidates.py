@@ -56,8 +56,8 @@ def shapes(manifest: bundle.Manifest, arch: int, multiprocessors: int) -> Iterat
 def serving(manifest: bundle.Manifest, shapes: list[Shape], pack: Pack, call: str) -> list[Shape]:
     """Those of a pack's window that the launcher would take by itself.
 
-    It forces variants onto heads that leave lanes idle, but never chooses them there: a row made of
-    such a winner would serve nothing.
+    It forces variants onto heads that they are too wide for, but never chooses them there: a row
+    made of such a winner would serve nothing.
     """
     window = (call, pack.ratio, pack.coff)
     names = {

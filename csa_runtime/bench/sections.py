@@ -187,7 +187,8 @@ def segments(scope: Scope) -> Rows:
     """The same tokens in many segments; eager torch does the same work for any number of them.
 
     These times are compared with each other, so what drifts in a run should meet all packs alike:
-    of several rounds over the packs the median counts.
+    of several rounds over the packs the median counts. Copies are timed once, before. A system that
+    refuses a pack in any round has no times of it.
     """
     others = {name: system for name, system in scope.systems.items() if name != EAGER}
     chosen = tuple(packs.segments())
@@ -199,11 +200,14 @@ def segments(scope: Scope) -> Rows:
         for pack in chosen:
             for each in system_rows("segments", [Problem(pack)], others, in_graph):
                 rounds[each[1].key].append(each)
-    yield from map(middle, rounds.values())
+    for key, rows in rounds.items():
+        refused = key._replace(call="all")
+        if key == refused or refused not in rounds:
+            yield middle(rows)
 
 
 def middle(rows: list[tuple[Pack, Row]]) -> tuple[Pack, Row]:
-    """Of an odd number of rows that of the median time, or the first that has none."""
+    """Of one row a round, an odd number, that of the median time, or the first that has none."""
     failed = (each for each in rows if each[1].us is None)
     return next(failed, sorted(rows, key=lambda each: each[1].us or 0.0)[len(rows) // 2])
 

@@ -237,6 +237,8 @@ def test_of_many_segments_the_median_of_rounds_counts(monkeypatch: pytest.Monkey
     class Own:
         def calls(self, problem: Problem) -> dict[str, Any]:
             seen.append(problem.pack.lengths[0])
+            if (len(seen) - 1) // 2 == refusing and seen[-1] == 16:
+                raise MemoryError
             us = times[seen[-1]][(len(seen) - 1) // 2]
             return dict.fromkeys(("forward", "backward"), lambda: us)
 
@@ -251,7 +253,7 @@ def test_of_many_segments_the_median_of_rounds_counts(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sections, "copy_of", lambda half: lambda: 0.5)
     monkeypatch.setattr(sections, "in_graph", tick)
     scope = sections.Scope({"eager": Eager(), "own": Own()}, (), 0)  # type: ignore[dict-item]
-    failing = 0.0
+    failing, refusing = 0.0, -1
     found = [(row.system, row.call, row.us) for _, row in sections.segments(scope)]
     assert [us for system, _, us in found if system == "copy"] == [0.5] * 4
     assert [(call, us) for system, call, us in found if system != "copy"] == [
@@ -259,10 +261,16 @@ def test_of_many_segments_the_median_of_rounds_counts(monkeypatch: pytest.Monkey
     ]  # fmt: skip
     assert seen == [16, 8] * 3
     seen.clear()
-    failing = 9.0
+    failing = 9.0  # of the last round of the second pack
     rows = [row for _, row in sections.segments(scope) if row.system == "own"]
     assert [row.us for row in rows] == [2.0, 2.0, None, None]
     assert {row.error for row in rows} == {"", "RuntimeError: lost"}
+    seen.clear()
+    failing, refusing = 0.0, 1  # the second round of the first pack
+    rows = [row for _, row in sections.segments(scope) if row.system == "own"]
+    assert [(row.call, row.us) for row in rows] == [
+        ("forward", 7.0), ("backward", 7.0), ("all", None),
+    ]  # fmt: skip
 
 
 def test_buffers_take_turns() -> None:

@@ -141,21 +141,6 @@ def test_a_row_for_short_segments_serves_up_to_its_rows_per_segment(arch: int) -
                 assert forced["variant"] == row["variant"]
 
 
-@pytest.mark.parametrize("operation", CALLS)
-@pytest.mark.parametrize("rows", [3, 2000, 9000, 1 << 23])
-def test_heads_that_leave_lanes_idle_get_a_variant_only_by_name(operation: str, rows: int) -> None:
-    """Buffered, early, and of several rows a thread; large packs have one row instead."""
-    wide = [v for v in TABLE["variants"] if v["kind"] in ("buffered", "early") or v["rows"] > 1]
-    for variant in (v for v in wide if v["operation"] == operation):
-        ratio, coff = variant["ratio"], variant["coff"]
-        for head_dim in (8, 16, 24, 56, 64, 120, 128, 8_388_480):
-            call = CALLS[operation](ratio, coff, head_dim, ratio * rows, rows)
-            chosen = BY_NAME[agree(operation, call)["variant"]]
-            assert expected.serves_head(chosen, head_dim)
-            assert chosen["columns"] == 4 or operation == "backward" or rows < 1 << 23
-            agree(operation, call, variant=variant["name"])
-
-
 def test_what_finishes_goes_by_the_planes_elements() -> None:
     chosen = set()
     for row in TABLE["schedules"]:

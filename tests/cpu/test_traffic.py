@@ -65,7 +65,8 @@ def test_kernels_become_calls_and_calls_are_judged(tool: Any) -> None:
     assert rows[1]["dram_read"] == rows[1]["stored"] == 10**9 and rows[0]["loaded"] is None
     last = tool.counts.markdown(rows).splitlines()[-1]
     assert last == (
-        "| p | backward | 1000.0 | 1.0000 | 1000.0 | 1.0000 | 0.9500 | 98.5, -, 100.0 | -, - | - |"
+        "| p | backward | 1000.0 | 1.0000 | 1000.0 | 1.0000 | 0.9500 "
+        "| 98.5, (-), 100.0 | -, - | - |"
     )
 
 
@@ -98,27 +99,55 @@ def test_what_the_cache_held_before_may_reach_memory_beside_a_small_output(
     assert bool(tool.counts.judge(small, calls[0])["wrong"]) == wrong
 
 
-@pytest.mark.parametrize(("asked", "judged"), [("620000", False), ("630000", True), ("n/a", True)])
-def test_a_few_scattered_loads_beside_asynchronous_copies_are_not_judged(
-    tool: Any, asked: str, judged: bool
-) -> None:
-    """A hundredth of two gigabytes are 625,000 sectors."""
-    kernels = [("csa_backward_x", counted(tool, 10**9, 10**9, 10**9, ld="12.5", asked=asked))]
-    calls = calls_of(tool, printed(kernels))
-    found = tool.counts.judge(expected(tool, "backward"), calls[0])
-    assert found["wrong"] == (["ld: 12.5% of a sector used"] if judged else [])
-    assert found["used_ld"] == (12.5 if judged else None)
+# Of the sectors of a gigabyte read and as much written: nine tenths of the former, a hundredth of
+# all.
+MOST, FEW = "28125000", "624999"
 
 
-@pytest.mark.parametrize(("asked", "judged"), [("0", False), ("30000000", True)])
-def test_asynchronous_copies_are_judged_where_there_are_any(
-    tool: Any, asked: str, judged: bool
+@pytest.mark.parametrize(
+    ("ld", "copies", "used", "wrong"),
+    [
+        (FEW, MOST, "95", []),
+        (FEW, MOST, "94.9", ["ldgsts: 94.9% of a sector used"]),
+        ("625000", MOST, "95", ["ld: 12.5% of a sector used"]),
+        ("n/a", MOST, "95", ["ld: 12.5% of a sector used"]),
+        (FEW, "28124999", "95", ["ld: 12.5% of a sector used"]),
+        (FEW, MOST, "n/a", ["ld: 12.5% of a sector used"]),
+        (FEW, "n/a", "95", ["ld: 12.5% of a sector used"]),
+        (FEW, "0", "0", ["ld: 12.5% of a sector used"]),
+        (FEW, "7", "10", ["ld: 12.5% of a sector used", "ldgsts: 10.0% of a sector used"]),
+    ],
+)
+def test_few_scattered_loads_are_not_judged_where_copies_bring_the_windows(
+    tool: Any, ld: str, copies: str, used: str, wrong: list[str]
 ) -> None:
     names = tool.counts
-    copies = {names.USED.format("ldgsts"): "93.75", names.ASKED.format("ldgsts"): asked}
-    kernels = [("csa_backward_x", counted(tool, 10**9, 10**9, 10**9) | copies)]
-    found = tool.counts.judge(expected(tool, "backward"), calls_of(tool, printed(kernels))[0])
-    assert found["wrong"] == (["ldgsts: 93.8% of a sector used"] if judged else [])
+    counters = counted(tool, 10**9, 10**9, 10**9, ld="12.5") | {
+        names.ASKED.format("ld"): ld,
+        names.ASKED.format("ldgsts"): copies,
+        names.USED.format("ldgsts"): used,
+    }
+    (kernels,) = calls_of(tool, printed([("csa_backward_x", counters)]))
+    found = tool.counts.judge(expected(tool, "backward"), kernels)
+    assert found["wrong"] == wrong and found["used_ld"] == 12.5
+    assert ("ld" in found["unjudged"]) == ("ld: 12.5% of a sector used" not in wrong)
+    assert ("(12.5)" in tool.counts.markdown([found])) == ("ld" in found["unjudged"])
+
+
+def test_stores_are_judged_however_few(tool: Any) -> None:
+    names = tool.counts
+    counters = counted(tool, 10**9, 10**9, 10**9) | {
+        names.USED.format("st"): "50", names.ASKED.format("st"): "9",
+    }  # fmt: skip
+    (kernels,) = calls_of(tool, printed([("csa_forward_x", counters)]))
+    found = tool.counts.judge(expected(tool, "forward"), kernels)
+    assert found["wrong"] == ["st: 50.0% of a sector used"]
+
+
+def test_all_that_is_judged_is_asked_for(tool: Any) -> None:
+    names = tool.counts
+    for op in names.FULL:
+        assert {names.USED.format(op), names.ASKED.format(op)} <= set(names.METRICS)
 
 
 def test_missing_counters_are_wrong_only_where_bytes_are_missing(tool: Any) -> None:

@@ -69,7 +69,10 @@ def fits(operation: str, call: dict[str, Any], variant: dict[str, Any]) -> bool:
 
 
 def serves_head(variant: dict[str, Any], head_dim: int) -> bool:
-    """Whether no lane would be idle, nor an early row share its warp."""
+    """Whether a variant serves such a head unasked.
+
+    The head must fill its lanes; an early row needs a warp of its own, which it may fill in part.
+    """
     columns = variant["columns"]
     if variant["kind"] == "early":
         return head_dim > 16 * columns
