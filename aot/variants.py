@@ -232,7 +232,7 @@ def _buffered(ratio: int, coff: int, columns: int, threads: int, min_blocks: int
     return Variant(
         "backward", ratio, coff, "bf16", columns, threads, min_blocks, kind="buffered",
         alignment=8, dynamic_shared=4 * words + 2 * elements,
-        # Elsewhere the compiler cannot fit the widest window into a block's registers.
+        # Elsewhere the compiler cannot fit two blocks of the widest window into the registers.
         architectures=(90,) if positions * columns == 32 else ARCHITECTURES,
     )  # fmt: skip
 
