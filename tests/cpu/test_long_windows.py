@@ -14,11 +14,11 @@ import pytest
 
 from support import expected, fake
 from support.bundles import with_manifest
+from support.plans import CALLS, assert_launches
 from support.problems import address, backward, forward
 
 pytestmark = pytest.mark.L0
 
-CALLS = {"forward": forward, "backward": backward}
 SHARED = 150 << 10  # with its static bytes too much for any device but those of 9.0 and 10.x
 UNSCHEDULED = "csa_forward_r2_c1_bf16_v1"
 WIDE = 65535 * 32  # columns that would take more blocks than a grid has along its height
@@ -83,12 +83,7 @@ def test_plans_of_long_windows_follow_the_rules(
         problems.append((operation, call, capability, None))
     seen = set()
     for (_, call, capability, _), plan in zip(problems, explained(path, problems), strict=True):
-        want = expected.launches(operation, call, capability, table)
-        got = [
-            (x["variant"], x["grid"], x["block"], x["shared"], x["parameters"])
-            for x in plan["launches"]
-        ]
-        assert got == [(w.variant, w.grid, w.block, w.shared, w.parameters) for w in want]
+        assert_launches(plan, expected.launches(operation, call, capability, table))
         seen.add(plan["variant"].split("_v")[1][0])  # columns
     assert seen == {"1", "2", "4"}
 

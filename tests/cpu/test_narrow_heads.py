@@ -5,23 +5,17 @@ from typing import Any
 
 import pytest
 
-from csa_runtime import _native
 from csa_runtime.bench.packs import Pack
-from support import expected
-from support.problems import backward, forward
+from support.plans import BY_NAME, CALLS, TABLE, agree
+from support.problems import forward
 from support.tools import load
 
 pytestmark = pytest.mark.L0
 
-TABLE = expected.manifest()
-BY_NAME = {variant["name"]: variant for variant in TABLE["variants"]}
-CALLS = {"forward": forward, "backward": backward}
-
 
 def chosen(operation: str, call: dict[str, Any], variant: str | None = None) -> dict[str, Any]:
-    """The variant that the launcher takes on compute capability 9.0."""
-    plan = _native.explain(operation, compute_capability=90, variant=variant, **call)
-    return BY_NAME[plan["variant"]]
+    """The variant that the launcher takes on compute capability 9.0, as the rules say."""
+    return BY_NAME[agree(operation, call, variant=variant)["variant"]]
 
 
 @pytest.mark.parametrize("operation", CALLS)
@@ -60,7 +54,7 @@ def test_a_variant_too_wide_for_a_head_serves_it_only_by_name(operation: str, ro
     ],
 )
 def test_rows_are_loaded_early_where_a_warp_has_one(head_dim: int, rows: int, name: str) -> None:
-    """In one segment, at ratio 4 with coff 2: 2.4 to 36 MB."""
+    """In one segment, at ratio 4 with coff 2: 2.2 to 36 MB."""
     call = forward(4, 2, head_dim, 4 * rows, rows)
     assert chosen("forward", call)["name"] == f"csa_forward_r4_c2_bf16_{name}"
 

@@ -9,33 +9,12 @@ import pytest
 
 from csa_runtime import UnsupportedArch, _native
 from support import expected
+from support.plans import BY_NAME, CALLS, TABLE, agree, explain
 from support.problems import address, backward, forward
 
 pytestmark = pytest.mark.L0
 
-TABLE = expected.manifest()
-BY_NAME = {variant["name"]: variant for variant in TABLE["variants"]}
 WINDOWS = sorted({(v["ratio"], v["coff"]) for v in TABLE["variants"] if v["ratio"]})
-CALLS = {"forward": forward, "backward": backward}
-
-
-def explain(operation: str, call: dict[str, Any], capability: int = 90, **more: Any) -> Any:
-    """The launcher's own account."""
-    return _native.explain(operation, compute_capability=capability, **call, **more)
-
-
-def agree(
-    operation: str, call: dict[str, Any], capability: int = 90, variant: str | None = None
-) -> Any:
-    """Assert that the launcher plans what the manifest's rules say; return its account."""
-    plan = explain(operation, call, capability, variant=variant)
-    want = expected.launches(operation, call, capability, TABLE, variant)
-    got = [
-        (x["variant"], x["grid"], x["block"], x["shared"], x["parameters"])
-        for x in plan["launches"]
-    ]
-    assert got == [(w.variant, w.grid, w.block, w.shared, w.parameters) for w in want]
-    return plan
 
 
 @pytest.mark.parametrize("operation", CALLS)

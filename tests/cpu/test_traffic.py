@@ -37,7 +37,6 @@ def counted(tool: Any, read: int, stored: int, written: int, **others: str) -> d
         names.STORED[0]: f"{stored / 32:.1f}",
         names.USED.format("ld"): others.get("ld", "98.5"),
         names.USED.format("st"): "100",
-        names.ASKED.format("ld"): others.get("asked", "20000000"),
         names.SECTORS.format("ld"): "n/a",
     }
 
@@ -99,8 +98,7 @@ def test_what_the_cache_held_before_may_reach_memory_beside_a_small_output(
     assert bool(tool.counts.judge(small, calls[0])["wrong"]) == wrong
 
 
-# Of the sectors of a gigabyte read and as much written: nine tenths of the former, a hundredth of
-# all.
+# Sectors: nine tenths of the gigabyte that is read; less than a hundredth of all bytes moved.
 MOST, FEW = "28125000", "624999"
 
 

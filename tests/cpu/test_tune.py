@@ -77,7 +77,7 @@ def test_every_scheduled_shape_is_among_them_whatever_the_gpu(tool: Any) -> None
 def test_a_pack_gets_what_the_launcher_would_choose(
     tool: Any, head_dim: int, absent: set[str]
 ) -> None:
-    """Of its window, and none that leaves lanes idle."""
+    """Of its window, and none that is too wide for the head."""
     pack, shapes = Pack(4, 2, head_dim, (64,)), list(tool.candidates.shapes(MANIFEST, 90, 132))
     forward = {"v4_n4", "v4_n8", "v2_early", "v4_early"}
     for call, kinds in (("forward", forward), ("backward", {"v2_t256_a8", "v4_t256_a8"})):
