@@ -129,6 +129,7 @@ _BACKWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
         ("2_t256_a8", Moving(3), 264, "4.0 us, 4 columns 4.4, at 2 MB"),
         ("4_t256_a8", Moving(28), 132, "4.6, 5.5, 7.3 us, 2 columns 5.2, 6.0, 7.5: 4, 9, 18 MB"),
         ("4_t512_a8", ANY, 132, "21.3, 74, 292 us, 256 threads 24.3 at 71 MB, unbuffered 82, 311"),
+        ("2_t256_a8", Moving(20), 264, "6.4 us, 396 blocks 7.7, at 9 MB of d 64; for narrow heads"),
         ("2_t256_a8", ANY, 396, "22, 78, 297 us at 71, 285, 1,141 MB; for narrow heads"),
         ("4", ANY, 264, "for what is not aligned to 8 elements"),
         ("2", ANY, 528, "for what 4 columns cannot serve"),
@@ -137,7 +138,7 @@ _BACKWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
     (4, 2): (
         ("2_t256_a8", Moving(20), 132, "7.6 and, d 64, 5.8 us, 264 blocks 7.6, 6.5: 17, 9 MB"),
         ("2_t256_a8", Moving(600), 264, "21, 56, 143 us, unbuffered 25, 60, 147: 69, 208, 554 MB"),
-        ("4_t256_a8", Dense(8), 528, "509 us, 132 blocks 529, at 1,946 MB in 32,768 segments"),
+        ("4_t256_a8", Dense(32), 528, "509, 567 us, 132 blocks 529, 586: 32,768; 2,048 ragged"),
         ("4_t256_a8", ANY, 132, "212 and 281 us, 2 columns 214 and 286, at 830 and 1,107 MB"),
         ("2_t256_a8", ANY, 264, "for heads narrower than 128"),
         ("4", ANY, 264, "for what is not aligned to 8 elements"),

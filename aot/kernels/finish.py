@@ -58,9 +58,9 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             pack = Pack(cu_seqlens, cu_seqlens_comp, segments, tokens, rows)
             outputs = Pair(Matrix(grad_kv, grad_kv_stride), Matrix(grad_score, grad_score_stride))
             share = variant.threads, zeros, fill_ctas, pack, outputs
-            zero_unpooled(*share, head_dim * coff, ratio)
             if (coff == 2) & (ratio >= LONG_RATIO):
                 zero_last_blocks(*share, head_dim, ratio)
+            zero_unpooled(*share, head_dim * coff, ratio)
         else:
             column, lane = thread % columns, thread // columns
             element = Int64(block) * columns + column

@@ -128,17 +128,6 @@ def find_segment(pack: Pack, row: Int32, glanced: tuple) -> tuple[Int32, Int32, 
 
 
 @cute.jit
-def find_segments(pack: Pack, row: Int32, warp_row: Int32) -> tuple[Int32, Int32, Int32]:
-    """As `find_segment`, of each lane's own row, of which `warp_row` is the least."""
-    segment_row, segment_token, end = row, Int32(0), Int32(0)
-    if pack.segments > 0:
-        segment_row, segment_token, end = _find_segment(
-            pack, row, warp_row, True, pack.glance(warp_row)
-        )
-    return segment_row, segment_token, end
-
-
-@cute.jit
 def _find_segment(
     pack: Pack, row: Int32, warp_row: Int32, several: Boolean, glanced: tuple
 ) -> tuple[Int32, Int32, Int32]:

@@ -4,10 +4,11 @@
 That is tokens outside all blocks of computed rows, and with coff 2 the first half of the columns in
 each segment's last such block, which a next block would pool; of long windows, since the kernels of
 short ones write those themselves. Where there are tokens of the first kind every token is looked
-at, each by one lane; a warp then writes together what its 32 tokens need. So the cost of finding
-them does not depend on where they are, and long gaps are shared out over all blocks. For those of
-the second kind rows are looked at, 32 at a time, by as many warps as a block has tokens, of which
-each writes one: few segments and many are shared out alike, and empty ones cost nothing.
+at, 32 by a warp, or by several where the launch has warps to spare, which then write every so many
+each. So the cost of finding them does not depend on where they are, and long gaps are shared out
+over all blocks. For those of the second kind each block has some segments and a part of their last
+blocks; segments are looked at 32 at a time, and empty ones cost little. Blocks start in the order
+of what they write, which memory takes fastest.
 """
 
 import cutlass
@@ -15,13 +16,15 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
 from cutlass.cute import arch
 
-from aot.kernels.memory import store_f32
+from aot.kernels.memory import PINNED, store_f32
 from aot.kernels.pair import Pair
 from aot.kernels.prefix_search import gallop, glance, settle
-from aot.kernels.segments import Pack, block_token, find_segments
+from aot.kernels.segments import Pack, block_token
 from aot.kernels.warp import WARP
 
 WIDE = 8  # elements of a 16-bit type that one store writes where the rows allow it
+LOG2_PARTS = 2, 4  # of a last block, each another block's: with many segments, with few
+EVERY_TOKEN = 0xFFFFFFFF  # a bit for each token of a warp
 
 
 @cute.jit
@@ -36,20 +39,30 @@ def zero_unpooled(
 ) -> None:
     """Block `block` of `blocks` does its share of all tokens, `width` columns each."""
     thread, _, _ = arch.thread_idx()
-    lane = arch.lane_idx()
+    lane, warp = arch.lane_idx(), arch.make_warp_uniform(thread // WARP)
     wide = _all_multiples_of_wide(outputs, width)
-    base = Int64(block) * threads + (thread & -WARP)
+    warps = cutlass.const_expr(threads // WARP)
+    log2_sharers = Int32(0)  # of the same 32 tokens
+    while (1 << log2_sharers < warps) & (
+        Int64(blocks) * threads >= Int64(pack.tokens) << (log2_sharers + 1)
+    ):
+        log2_sharers = log2_sharers + 1
+    sharers = Int32(1) << log2_sharers
+    mine = Uint32(EVERY_TOKEN) // ((Uint32(1) << Uint32(sharers)) - 1)  # every so many-th
+    mine = mine << Uint32(warp & (sharers - 1))
+    base = (Int64(block) * warps + warp >> log2_sharers) * WARP
+    step = (Int64(blocks) * warps >> log2_sharers) * WARP
     if Int64(min(pack.real_rows(), pack.rows)) * ratio >= pack.tokens:
         base = Int64(pack.tokens)  # the blocks fill the pack
     while base < pack.tokens:
         token = Int32(min(base + lane, Int64(pack.tokens) - 1))
         pooled = _is_pooled(pack, ratio, Int32(base), token)
-        pending = arch.vote_ballot_sync((base + lane < pack.tokens) & ~pooled)
+        pending = arch.vote_ballot_sync((base + lane < pack.tokens) & ~pooled) & mine
         while pending != 0:
             row = base + arch.popc((pending & -pending) - 1)
             pending = pending & (pending - 1)
             _zero_token(outputs, row, width, lane, wide)
-        base = base + Int64(blocks) * threads
+        base = base + step
 
 
 @cute.jit
@@ -64,27 +77,40 @@ def zero_last_blocks(
 ) -> None:
     """Block `block` of `blocks` does its share of the first halves of the segments' last blocks."""
     thread, _, _ = arch.thread_idx()
-    lane = arch.lane_idx()
+    lane, warp = arch.lane_idx(), arch.make_warp_uniform(thread // WARP)
     wide = _all_multiples_of_wide(outputs, head_dim)
-    end = Uint32(max(min(pack.real_rows(), pack.rows), 0))
-    # A warp's share: a token of a block, its place, in each last block among 32 rows.
-    warps, places = cutlass.const_expr(threads // WARP), Uint32(ratio)
-    begin = Uint32(block) * warps + Uint32(arch.make_warp_uniform(thread // WARP))
-    step = Uint32(blocks * warps)
-    base, place = begin // places * WARP, Int32(begin % places)
-    while base < end:
-        row, warp_row = pack.row_or_last(base + lane), pack.row_or_last(base)
-        segment_row, segment_token, segment_end = find_segments(pack, row, warp_row)
-        last = (row + 1 >= segment_end) | (Uint32(row) + 1 >= end)
-        token = block_token(pack, row - segment_row, segment_token, ratio)
-        pending = arch.vote_ballot_sync((base + lane < end) & last)
+    rows_end = max(min(pack.real_rows(), pack.rows), 0)
+    log2_parts = Int32(LOG2_PARTS[0])
+    if blocks >> LOG2_PARTS[1] >= pack.segments:
+        log2_parts = Int32(LOG2_PARTS[1])
+    places = ratio >> log2_parts
+    first_place = (block & ((1 << log2_parts) - 1)) * places
+    share, shares = block >> log2_parts, blocks >> log2_parts
+    left = Int32(0)  # segments to look at, from `segment` on
+    segment = Int32(0)
+    if share < shares:
+        each, more = pack.segments // shares, pack.segments % shares
+        left = each + Int32(share < more)
+        segment = share * each + min(share, more)
+    while left > 0:
+        mine = segment + min(lane, left - 1)
+        row, next_row = (
+            arch.load(pack.cu_seqlens_comp + (mine + i), Int32, **PINNED) for i in range(2)
+        )
+        start = arch.load(pack.cu_seqlens + mine, Int32, **PINNED)
+        end_row = min(next_row, rows_end)
+        token = block_token(pack, end_row - 1 - row, start, ratio)
+        # Whatever the prefixes hold, without rows there is no block: the pack may be too short.
+        pending = arch.vote_ballot_sync((lane < left) & (row >= 0) & (row < end_row))
         while pending != 0:
-            found = arch.shuffle_sync(token, arch.popc((pending & -pending) - 1)) + place
+            found = arch.shuffle_sync(token, arch.popc((pending & -pending) - 1))
             pending = pending & (pending - 1)
-            _zero_token(outputs, Int64(found), head_dim, lane, wide)
-        base, place = base + step // places * WARP, place + Int32(step % places)
-        if place >= ratio:
-            base, place = base + WARP, place - ratio
+            place = Int32(warp)
+            while place < places:
+                _zero_token(outputs, Int64(found + (first_place + place)), head_dim, lane, wide)
+                place = place + cutlass.const_expr(threads // WARP)
+        segment = segment + WARP
+        left = left - WARP
 
 
 @cute.jit
@@ -106,8 +132,8 @@ def _zero(
     elements: cutlass.Constexpr,
 ) -> None:
     """A warp's zeros for one token: `width` columns of both, `elements` a store."""
-    column = lane * elements
-    while column < width:
+    # Unrolled, it would be mostly tests: it runs once or a few times.
+    for column in cutlass.range(lane * elements, width, WARP * elements, unroll=1):
         if cutlass.const_expr(elements == WIDE):
             zeros = [Float32(0.0)] * (WIDE // 2)
             store_f32(to_kv + column, zeros)
@@ -115,7 +141,6 @@ def _zero(
         else:
             arch.store(to_kv + column, Uint16(0))
             arch.store(to_score + column, Uint16(0))
-        column = column + WARP * elements
 
 
 def _all_multiples_of_wide(outputs: Pair, width: Int32) -> Boolean:

@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layout.h"
 
+enum {
+  WARP = 32,
+  LAST_BLOCK_PARTS = 4, /* of a segment's last block, each a block's: aot/kernels/zeros.py */
+  ZERO_ELEMENTS = 4096, /* of each gradient, of tokens that no row pools, a block */
+  ZERO_BLOCKS_MOST = 8  /* times `fill_ctas` */
+};
+
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static int log2_of(int32_t power) { return __builtin_ctz((unsigned)power); }
@@ -39,4 +46,17 @@ void csa_lay_out(const struct csa_variant *v, const struct csa_schedule *row, co
   if (row->ctas > 0) /* backward */
     l.groups = balanced(l.row_blocks, most(row->ctas / l.column_tiles, 1));
   *layout = l;
+}
+
+int64_t csa_zero_blocks(const struct csa_variant *rows, const struct csa_variant *finish,
+                        const struct csa_schedule *row, const csa_args *a) {
+  int64_t limit = row->fill_ctas, look = least(limit, csa_ceil_div(a->tokens, finish->threads));
+  if (rows->kind != CSA_LONG) return look;
+  int64_t unpooled = most(a->tokens - a->rows * a->ratio, 0);
+  int64_t each = most(ZERO_ELEMENTS / (a->coff * a->head_dim), 1);
+  int64_t tails = unpooled > 0 ? most(limit, csa_ceil_div(unpooled, each)) : 0;
+  int64_t last = most(least(a->rows, a->segments), csa_ceil_div(a->segments, WARP));
+  int64_t parts = a->coff == 2 && a->rows > 0 ? last * LAST_BLOCK_PARTS : 0;
+  int64_t write = most(least(tails, csa_ceil_div(a->tokens, WARP)), parts);
+  return most(look, least(limit * ZERO_BLOCKS_MOST, write));
 }

@@ -9,13 +9,11 @@
 
 enum { GRID_HEIGHT_MAX = 65535 };
 
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 /* Blocks side by side, and below each other: those that a grid has no height for go behind. */
 static void lay_grid(int64_t wide, int64_t high, uint32_t grid[3]) {
-  int64_t deep = high > GRID_HEIGHT_MAX ? ceil_div(high, GRID_HEIGHT_MAX) : 1;
+  int64_t deep = high > GRID_HEIGHT_MAX ? csa_ceil_div(high, GRID_HEIGHT_MAX) : 1;
   grid[0] = (uint32_t)wide;
-  grid[1] = (uint32_t)ceil_div(high, deep);
+  grid[1] = (uint32_t)csa_ceil_div(high, deep);
   grid[2] = (uint32_t)deep;
 }
 
@@ -101,9 +99,9 @@ int csa_plan_make(const struct csa_bundle *bundle, const struct csa_target *targ
   plan->launch_count = 0;
   int64_t wide = l.column_tiles, high = l.row_blocks;
   if (operation == CSA_BACKWARD) {
-    int64_t fill = ceil_div(a->tokens, bundle->variants[finish->variant].threads);
     plan->groups = l.groups;
-    plan->fill_ctas = fill < finish->fill_ctas ? fill : finish->fill_ctas;
+    plan->fill_ctas = csa_zero_blocks(&bundle->variants[row->variant],
+                                      &bundle->variants[finish->variant], finish, a);
     plan->plane_elements = csa_plane_elements(a);
     if (a->grad_ape != NULL) plan->workspace_bytes = l.groups * plan->plane_elements * 4;
     wide = l.groups * l.column_tiles;
@@ -116,7 +114,7 @@ int csa_plan_make(const struct csa_bundle *bundle, const struct csa_target *targ
   if (operation == CSA_BACKWARD) {
     int64_t blocks = plan->fill_ctas;
     if (a->grad_ape != NULL)
-      blocks += ceil_div(plan->plane_elements, bundle->variants[finish->variant].columns);
+      blocks += csa_ceil_div(plan->plane_elements, bundle->variants[finish->variant].columns);
     if (blocks > 0) add_launch(bundle, target, finish->variant, blocks, 1, values, plan);
   }
   return CSA_OK;
@@ -135,5 +133,5 @@ int64_t csa_plan_workspace_bound(const struct csa_bundle *bundle, const csa_args
     csa_lay_out(&bundle->variants[row->variant], row, &a, &l);
     if (l.groups > groups) groups = l.groups;
   }
-  return ceil_div(groups * csa_plane_elements(&a) * 4, 256) * 256;
+  return csa_ceil_div(groups * csa_plane_elements(&a) * 4, 256) * 256;
 }

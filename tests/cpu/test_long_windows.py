@@ -95,8 +95,33 @@ def test_a_long_windows_block_takes_one_row_at_a_time(long: tuple[str, dict[str,
     ]
     ahead, back = explained(long[0], calls)
     assert ahead["grid"] == (1, 100, 1) and ahead["lanes_log2"] == 5
-    assert back["groups"] == 100 and back["fill_ctas"] == 1 and back["lanes_log2"] == 5
+    assert back["groups"] == 100 and back["fill_ctas"] == 4 and back["lanes_log2"] == 5
     assert back["workspace_bytes"] == 100 * 4 * 128 * 4
+
+
+def test_blocks_for_zeros_grow_with_what_is_zero_up_to_a_limit(
+    long: tuple[str, dict[str, Any]],
+) -> None:
+    """A thread a token; more for segments' last blocks, or for tokens without a row."""
+    rows = (r for r in long[1]["schedules"] if (r["operation"], r["arch"]) == ("finish", 90))
+    most = next(rows)["fill_ctas"]
+    cases = [  # rows, segments, tokens: blocks
+        ((1 << 15, 1, 1 << 17), (1 << 17) // 512),
+        ((100, 60, 400), 4 * 60),
+        ((100, 200, 400), 4 * 100),
+        ((100, 1 << 12, 400), 4 * (1 << 12) // 32),
+        ((1 << 16, 1 << 20, 1 << 18), 8 * most),
+        ((0, 7, 400), 13),
+        (((1 << 15) - 1, 50, 1 << 17), most),
+        ((1 << 10, 50, 1 << 17), ((1 << 17) - (1 << 12)) * 128 // 4096),
+        ((1 << 10, 50, 1 << 27), 8 * most),
+    ]
+    calls: list[Any] = [
+        ("backward", backward(head_dim=64, rows=r, segments=s, tokens=t), 90, None)
+        for (r, s, t), _ in cases
+    ]
+    got = [plan["fill_ctas"] for plan in explained(long[0], calls)]
+    assert got == [blocks for _, blocks in cases]
 
 
 def test_shared_memory_that_a_device_lacks_passes_the_row_over(

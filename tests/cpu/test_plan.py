@@ -102,8 +102,10 @@ def test_a_row_for_short_segments_serves_up_to_its_rows_per_segment(arch: int) -
     assert limited
     for i, row in enumerate(limited):
         operation, ratio, each = row["operation"], row["ratio"], row["max_rows_per_segment"]
-        before = (r["max_rows_per_segment"] for r in limited[:i])
-        shorter = max((n for n in before if n < each), default=0)
+        same = ("operation", "ratio", "coff")
+        before = [r for r in limited[:i] if all(r[key] == row[key] for key in same)]
+        less = (r["max_rows_per_segment"] for r in before)
+        shorter = max((n for n in less if n < each), default=0)
         # Of 128 columns each: too many for the rows before, too few for the last.
         large = row["max_elements"] // 128 if row["max_elements"] >= 0 else 1 << 17
         for segments in (0, 1, large // each - 1, large // each, large // each + 1, 2**31 - 1):

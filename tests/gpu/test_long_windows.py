@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Windows of 128 tokens, every variant forced by name, against R, fp64 and the exact zeros."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -64,6 +65,19 @@ def test_more_rows_than_a_grid_is_high(coff: int) -> None:
     """65,535 blocks lie below each other; further ones go on behind them."""
     packing = problems.packing("tall", LONG, [65_537 * LONG, 5], extra_rows=1)
     check_forward(harness.problem(packing, LONG, coff, 2))
+
+
+@COFFS
+@pytest.mark.parametrize(("segments", "every"), [(3_000, 1), (100_000, 150)])
+def test_zeros_of_many_segments(segments: int, every: int, coff: int) -> None:
+    """All of them short, or most of them empty: more blocks write than a thread a token makes.
+
+    So several warps share the same tokens, and of the empty ones a block looks up many.
+    """
+    dice = random.Random(segments)
+    lengths = [0 if i % every else dice.randrange(3 * LONG) for i in range(segments)]
+    packing = problems.packing("zeros", LONG, lengths, after=1_000, extra_rows=3)
+    check_backward(harness.problem(packing, LONG, coff, 8))
 
 
 @COFFS

@@ -172,7 +172,17 @@ def launches(
     groups = balanced(blocks, max(row["ctas"] // tiles, 1))
     plane = call["ratio"] * call["coff"] * call["head_dim"]
     finish_row, finish = next(scheduled(table, ("finish", 0, 0, "f32"), arch, limit, plane))
-    fill = min(finish_row["fill_ctas"], up(call["tokens"], finish["threads"]))
+    most = finish_row["fill_ctas"]
+    fill = min(most, up(call["tokens"], finish["threads"]))
+    if variant["kind"] == "long":
+        # Tokens without a row: 4096 elements a block, from `most` blocks to one for 32 tokens.
+        unpooled = max(call["tokens"] - call["rows"] * call["ratio"], 0)
+        each = max(4096 // (call["coff"] * call["head_dim"]), 1)
+        tails = min(max(up(unpooled, each), most), up(call["tokens"], 32)) if unpooled else 0
+        # Last blocks: four a segment that may have one, or for 32 segments.
+        segments = call["segments"] if call["coff"] == 2 and call["rows"] else 0
+        last = 4 * max(min(call["rows"], segments), up(segments, 32))
+        fill = max(fill, min(8 * most, max(tails, last)))
     wants = bool(call.get("grad_ape"))
     values = call | {
         "workspace": call["workspace"] if wants else 0,
