@@ -23,7 +23,8 @@ class Schedule:
     lanes_log2: at most 2**lanes_log2 threads of a block lie side by side along the columns.
     ctas: blocks wanted for backward's rows (0: one pass, no persistence). The number is fixed, not
         asked of the device: it orders the sums of grad_ape.
-    fill_ctas: at most this many blocks of what finishes a backward write zeros.
+    fill_ctas: at most this many blocks of what finishes a backward look for tokens without a row;
+        of long windows up to eight times as many write zeros.
     """
 
     architecture: int
@@ -194,7 +195,7 @@ _LONG: tuple[Row, ...] = (
 _FINISH: tuple[Row, ...] = (
     ("csa_finish_f32_e32", 8_192, 0, 0, 528, "1.6 us, 64 elements 2.2, at 2**10 elements"),
     ("csa_finish_f32_e64", 65_536, 0, 0, 528, "2.3 us, 32 elements 3.3, at 2**15 elements"),
-    ("csa_finish_f32_e256", ANY, 0, 0, 1_056, "437 us of backward, 528 blocks 445: 2,048x128"),
+    ("csa_finish_f32_e256", ANY, 0, 0, 1_056, "437, 528 blocks 445 us, before zeros were shared anew: 2,048x128"),
 )
 
 
