@@ -7,6 +7,7 @@ The committed images of ratio 4, coff 2 stand in for the kernels: a plan reads t
 import ast
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import pytest
 
 from support import expected, fake
 from support.bundles import with_manifest
-from support.plans import CALLS, assert_launches
+from support.plans import CALLS, TABLE, assert_launches
 from support.problems import address, backward, forward
 
 pytestmark = pytest.mark.L0
 
+ROOT = Path(__file__).resolve().parents[2]
 SHARED = 150 << 10  # with its static bytes too much for any device but those of 9.0 and 10.x
 UNSCHEDULED = "csa_forward_r2_c1_bf16_v1"
 WIDE = 65535 * 32  # columns that would take more blocks than a grid has along its height
@@ -112,6 +114,7 @@ def test_blocks_for_zeros_grow_with_what_is_zero_up_to_a_limit(
         ((100, 1 << 12, 400), 4 * (1 << 12) // 32),
         ((1 << 16, 1 << 20, 1 << 18), 8 * most),
         ((0, 7, 400), 13),
+        ((0, 1 << 12, 400), 13),
         (((1 << 15) - 1, 50, 1 << 17), most),
         ((1 << 10, 50, 1 << 17), ((1 << 17) - (1 << 12)) * 128 // 4096),
         ((1 << 10, 50, 1 << 27), 8 * most),
@@ -122,6 +125,17 @@ def test_blocks_for_zeros_grow_with_what_is_zero_up_to_a_limit(
     ]
     got = [plan["fill_ctas"] for plan in explained(long[0], calls)]
     assert got == [blocks for _, blocks in cases]
+
+
+def test_the_launcher_and_the_kernel_part_last_blocks_alike() -> None:
+    """Fewer blocks than a last block has parts would write none; 32 sharers no mask could name."""
+    here = (ROOT / "csa_runtime/native/layout.c").read_text()
+    there = (ROOT / "aot/kernels/zeros.py").read_text()
+    parts = re.search(r"LAST_BLOCK_PARTS = (\d+)", here)
+    log2_parts = re.search(r"LOG2_PARTS = (\d+)", there)
+    assert parts and log2_parts and int(parts[1]) == 1 << int(log2_parts[1])
+    finish = [image for image in TABLE["images"] if image["variant"].startswith("csa_finish")]
+    assert finish and max(image["block"][0] for image in finish) <= 16 * 32
 
 
 def test_shared_memory_that_a_device_lacks_passes_the_row_over(

@@ -14,7 +14,9 @@ TOOLS = ROOT / "tools"
 
 
 @pytest.mark.L0
-@pytest.mark.parametrize("given", [("--launches", "50"), ("--batch", "0"), ("--batch", "-1")])
+@pytest.mark.parametrize(
+    "given", [("--launches", "50"), ("--launches", "499"), ("--batch", "0"), ("--batch", "-1")]
+)
 def test_host_cost_refuses_what_makes_no_batch(tmp_path: Path, given: tuple[str, ...]) -> None:
     """Before the C side reads the median of none."""
     command = [sys.executable, str(TOOLS / "host_cost"), *given]
