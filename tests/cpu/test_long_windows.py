@@ -20,7 +20,6 @@ from support.problems import address, backward, forward
 
 pytestmark = pytest.mark.L0
 
-ROOT = Path(__file__).resolve().parents[2]
 SHARED = 150 << 10  # with its static bytes too much for any device but those of 9.0 and 10.x
 UNSCHEDULED = "csa_forward_r2_c1_bf16_v1"
 WIDE = 65535 * 32  # columns that would take more blocks than a grid has along its height
@@ -129,8 +128,8 @@ def test_blocks_for_zeros_grow_with_what_is_zero_up_to_a_limit(
 
 def test_the_launcher_and_the_kernel_part_last_blocks_alike() -> None:
     """Fewer blocks than a last block has parts would write none; 32 sharers no mask could name."""
-    here = (ROOT / "csa_runtime/native/layout.c").read_text()
-    there = (ROOT / "aot/kernels/zeros.py").read_text()
+    here = (expected.ROOT / "csa_runtime/native/layout.c").read_text()
+    there = (expected.ROOT / "aot/kernels/zeros.py").read_text()
     parts = re.search(r"LAST_BLOCK_PARTS = (\d+)", here)
     log2_parts = re.search(r"LOG2_PARTS = (\d+)", there)
     assert parts and log2_parts and int(parts[1]) == 1 << int(log2_parts[1])

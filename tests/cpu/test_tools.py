@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.tools import load
+
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "tools"
 
@@ -22,6 +24,16 @@ def test_host_cost_refuses_what_makes_no_batch(tmp_path: Path, given: tuple[str,
     command = [sys.executable, str(TOOLS / "host_cost"), *given]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and "no batch at all" in done.stderr
+
+
+@pytest.mark.L0
+def test_host_costs_rounds_become_medians(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of times and limits each: a round in which the machine was slow moves neither."""
+    tool = load("host_cost", monkeypatch)
+    rounds = [
+        [tool.Row("launch", ns, None), tool.Row("call", 2 * ns, ns + 400)] for ns in (3, 90, 5)
+    ]
+    assert tool.of_rounds(rounds) == [("launch", 5, None), ("call", 10, 405)]
 
 
 @pytest.mark.L0
