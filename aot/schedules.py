@@ -109,9 +109,9 @@ _FALLBACK = (
 # (columns and what else names the variant, limit, ctas, evidence)
 _BACKWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
     (2, 1): (
-        ("4_t256_a8", Moving(12), 132, "5.8 us, 264 blocks 6.3, unbuffered 6.8, at 9 MB"),
-        ("4_t256_a8", Moving(50), 264, "7.9 and 11.2 us, unbuffered 9.4 and 14.4, at 19 and 38 MB"),
-        ("4_t256_a8", ANY, 396, "22.5, 77, 296 us, unbuffered 26.3, 88, 334, at 75, 302, 1,208 MB"),
+        ("4_t256_a8_p128", Moving(12), 132, "5.8 us, 264 blocks 6.3, unbuffered 6.8, at 9 MB"),
+        ("4_t256_a8_p128", Moving(50), 264, "7.9, 11.0 us, unbuffered 9.4, 14.4, at 19 and 38 MB"),
+        ("4_t256_a8_p128", ANY, 396, "22.3, 294 us, 256 bytes prefetched 22.6, 297: 75, 1,208 MB"),
         ("2_t256_a8", Moving(12), 264, "6.5 us, unbuffered 7.1, at 9 MB of d 64"),
         ("4", Moving(45), 264, "9.0 us, 396 blocks 10.1, at 19 MB"),
         ("4", ANY, 396, "26.6, 89, 337 us, 264 blocks 29.6, 100, 386, at 75, 302, 1,208 MB"),
@@ -138,7 +138,8 @@ _BACKWARD: dict[tuple[int, int], tuple[tuple[str, Limit, int, str], ...]] = {
     ),
     (4, 2): (
         ("2_t256_a8", Moving(20), 132, "7.6 and, d 64, 5.8 us, 264 blocks 7.6, 6.5: 17, 9 MB"),
-        ("2_t256_a8", Moving(600), 264, "21, 56, 143 us, unbuffered 25, 60, 147: 69, 208, 554 MB"),
+        ("2_t256_a8_p128", Moving(100), 264, "15.4 us, 256 bytes prefetched 15.8, at 52 MB"),
+        ("2_t256_a8", Moving(600), 264, "56, 143 us, 128 bytes prefetched 56.4, 148: 208, 554 MB"),
         ("4_t256_a8", Dense(32), 528, "509, 567 us, 132 blocks 529, 586: 32,768; 2,048 ragged"),
         ("4_t256_a8", ANY, 132, "212 and 281 us, 2 columns 214 and 286, at 830 and 1,107 MB"),
         ("2_t256_a8", ANY, 264, "for heads narrower than 128"),
@@ -166,7 +167,8 @@ _LONG: tuple[Row, ...] = (
     ("csa_forward_r128_c1_bf16_v1_early_t256", 4_224, 5, 0, 0, "2.1 us, 2 columns 2.3: 2**12"),
     ("csa_forward_r128_c1_bf16_v2_early_t256", 20_000, 5, 0, 0, "2.5 us, found first 2.6: 2**13"),
     ("csa_forward_r128_c1_bf16_v2_t256", Cached(), 5, 0, 0, "8.8 us, once 10.4, at 2**16"),
-    ("csa_forward_r128_c1_bf16_v2_once_t256", 400_000, 5, 0, 0, "17.1 us, plain 17.5 up, at 2**17"),
+    ("csa_forward_r128_c1_bf16_v2_once_t256", Moving(100), 5, 0, 0, "17.1 us, plain 17.5: 67 MB"),
+    ("csa_forward_r128_c1_bf16_v2_once_t256_ahead", 400_000, 5, 0, 0, "32 us, not ahead 32.5"),
     ("csa_forward_r128_c1_bf16_v4_once_t128", ANY, 5, 0, 0, "125 us, 2 columns 139, at 2**20"),
     ("csa_forward_r128_c1_bf16_v2_once_t256", ANY, 5, 0, 0, "for what 4 columns cannot serve"),
     ("csa_forward_r128_c1_bf16_v1_once_t512", ANY, 5, 0, 0, "serves everything; 23 us at 2**17"),
@@ -180,9 +182,7 @@ _LONG: tuple[Row, ...] = (
     ("csa_forward_r128_c2_bf16_v1_once_t512", ANY, 5, 0, 0, "serves everything; 26 us at 2**16"),
     ("csa_backward_r128_c1_bf16_v1_t256_a8_ape", 10_000, 5, 132, 0, "6.6 us, 2 columns 7.5: 2**13"),
     ("csa_backward_r128_c1_bf16_v1_t256_a8_ape", 40_000, 5, 264, 0, "8.7 us, 2 columns 9.1: 2**14"),
-    ("csa_backward_r128_c1_bf16_v2_t256_a8_ape", 400_000, 5, 132, 0, "41.9 us, 1 column 47: 2**17"),
-    ("csa_backward_r128_c1_bf16_v4_t256_a8_ape", ANY, 5, 132, 0, "278 us, 2 columns 292, at 2**20"),
-    ("csa_backward_r128_c1_bf16_v2_t256_a8_ape", ANY, 5, 132, 0, "for 163 KB of shared memory"),
+    ("csa_backward_r128_c1_bf16_v2_t256_a8_ape_ahead_p128", ANY, 5, 132, 0, "39.6 us: 2**17"),
     ("csa_backward_r128_c1_bf16_v1_t256_a8_ape", ANY, 5, 264, 0, "for 99 KB of shared memory"),
     ("csa_backward_r128_c1_bf16_v1_t256", ANY, 5, 264, 0, "serves everything; 64 us at 2**17"),
     ("csa_backward_r128_c2_bf16_v1_t256_a8_ape", 150_000, 5, 132, 0, "44 us, 2 columns 45: 2**16"),

@@ -65,6 +65,9 @@ OPERATION_PARAMETERS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
+# Bytes that the second-level cache fetches at a time where nothing else is said.
+PREFETCH_SIZE = 256
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -90,6 +93,10 @@ class Variant:
     once: whether a window is loaded past the first-level cache, by `load_word_once`.
     early: whether a forward loads a window from where `Pack.presumable` lets it lie before it has
     found its row.
+    prefetch_size: bytes that the second-level cache fetches where a block copies 16 of them
+    asynchronously.
+    ahead: whether a row's lines are fetched to the second-level cache: by the first blocks of a
+    forward before they have found their row, by a backward two rows before it needs them.
     architectures: those it is built for.
     """
 
@@ -112,6 +119,8 @@ class Variant:
     early: bool = False
     reread: int = 0
     staged: bool = False
+    prefetch_size: int = PREFETCH_SIZE
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         """Rows are loaded in whole lots."""
@@ -142,6 +151,10 @@ class Variant:
             name += f"_a{self.required_alignment}"
         if self.holds_ape:
             name += "_ape"
+        if self.ahead:
+            name += "_ahead"
+        if self.prefetch_size != PREFETCH_SIZE:
+            name += f"_p{self.prefetch_size}"
         return name
 
     @property
@@ -164,12 +177,12 @@ FINISH_BLOCKS = ((32, 512), (64, 256), (256, 256))
 
 # Windows that a thread holds in registers, and the ratio of those that a block's warps share.
 SHORT_WINDOWS = tuple((ratio, coff) for ratio in (2, 4) for coff in (1, 2))
-# Buffered kernels of the short ones: ratio, coff, columns, threads, min_blocks.
+# Buffered kernels of the short ones: ratio, coff, columns, threads, min_blocks, prefetch_size.
 BUFFERED = (
-    (2, 1, 2, 256, 2), (2, 1, 4, 256, 3),
-    (2, 2, 2, 256, 2), (2, 2, 4, 256, 1), (2, 2, 4, 512, 1),
-    (4, 1, 2, 256, 2), (4, 1, 4, 256, 1), (4, 1, 4, 512, 1),
-    (4, 2, 2, 256, 2), (4, 2, 4, 256, 2),
+    (2, 1, 2, 256, 2, 256), (2, 1, 4, 256, 3, 128),
+    (2, 2, 2, 256, 2, 256), (2, 2, 4, 256, 1, 256), (2, 2, 4, 512, 1, 256),
+    (4, 1, 2, 256, 2, 256), (4, 1, 4, 256, 1, 256), (4, 1, 4, 512, 1, 256),
+    (4, 2, 2, 256, 2, 256), (4, 2, 2, 256, 2, 128), (4, 2, 4, 256, 2, 256),
 )  # fmt: skip
 LONG_RATIO = 128
 
@@ -193,6 +206,7 @@ _LONG = (
     _long("forward", 1, 1, 256, batch=16, early=True),
     _long("forward", 1, 2, 256, batch=16, early=True),
     _long("forward", 1, 2, 256, batch=16, once=True),
+    _long("forward", 1, 2, 256, batch=16, once=True, ahead=True),
     # Elsewhere the compiler cannot fit it into four blocks' registers.
     _long("forward", 1, 4, 128, batch=16, min_blocks=4, once=True, architectures=(90,)),
     _long("forward", 1, 1, 512, batch=8, min_blocks=4, once=True),
@@ -208,9 +222,7 @@ _LONG = (
     # Aligned to 8 elements, rows are copied asynchronously, 16 bytes at a time. A block of sm_120
     # has 99 KB of shared memory.
     _long("backward", 1, 2, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
-          dynamic_shared=108_544, architectures=(80, 90, 100)),
-    _long("backward", 1, 4, 256, batch=16, min_blocks=1, alignment=8, holds_ape=True,
-          dynamic_shared=212_992, architectures=(90, 100), staged=True),
+          dynamic_shared=108_544, architectures=(80, 90, 100), ahead=True, prefetch_size=128),
     _long("backward", 1, 1, 256, batch=16, min_blocks=2, alignment=8, holds_ape=True,
           dynamic_shared=56_320),
     _long("backward", 1, 1, 256, batch=16, min_blocks=2, dynamic_shared=39_936),
@@ -223,7 +235,9 @@ _LONG = (
 )  # fmt: skip
 
 
-def _buffered(ratio: int, coff: int, columns: int, threads: int, min_blocks: int) -> Variant:
+def _buffered(
+    ratio: int, coff: int, columns: int, threads: int, min_blocks: int, prefetch_size: int
+) -> Variant:
     positions, tile = ratio * coff, 32 * columns
     # Of fp32: the APE, zeros for what a first block lacks; of int32: a thread's two prefixes.
     words = (2 * positions - ratio) * tile + 2 * threads
@@ -231,7 +245,7 @@ def _buffered(ratio: int, coff: int, columns: int, threads: int, min_blocks: int
     elements = threads // 32 * 2 * (2 * positions + 1) * tile
     return Variant(
         "backward", ratio, coff, "bf16", columns, threads, min_blocks, kind="buffered",
-        alignment=8, dynamic_shared=4 * words + 2 * elements,
+        alignment=8, dynamic_shared=4 * words + 2 * elements, prefetch_size=prefetch_size,
         # Elsewhere the compiler cannot fit two blocks of the widest window into the registers.
         architectures=(90,) if positions * columns == 32 else ARCHITECTURES,
     )  # fmt: skip

@@ -39,7 +39,8 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
     table = ApeTable(window, threads)
     # In shared memory: the APE, prefixes, rows; at the end `table` lies over the rows.
     ape_tile = WarpApe(window)
-    buffer = WarpBuffer(window, warps, 4 * (ape_tile.words + 2 * threads))
+    offset = 4 * (ape_tile.words + 2 * threads)
+    buffer = WarpBuffer(window, warps, offset, variant.prefetch_size)
     if buffer.offset + buffer.bytes != variant.dynamic_shared or warps < window.positions:
         raise ValueError(f"{variant.name} keeps {buffer.offset + buffer.bytes} bytes")
 

@@ -5,7 +5,8 @@ Blocks form `groups` x `column_tiles`: one owns a tile of columns and one of eve
 Each of its warps owns a run of tokens in each half of the window, for which it keeps the
 exponentials and the APE sums in registers; over a row the warps exchange their maxima, then their
 sums, which every thread adds in pairs. The next row's kv and score travel to shared memory in the
-meantime. Every warp copies what it reads itself, so nothing else waits.
+meantime, and where a kernel is `ahead` the row's after that to the second-level cache. Every warp
+copies what it reads itself, so nothing else waits.
 """
 
 from typing import Any
@@ -18,6 +19,7 @@ from cutlass.cute import arch
 from aot.kernels import bf16
 from aot.kernels.ape_tile import fill_ape_tile
 from aot.kernels.block_layout import block_layout
+from aot.kernels.fetch_ahead import fetch_share
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix, load_word_once
 from aot.kernels.pair import Pair
@@ -28,6 +30,7 @@ from aot.kernels.segments import Pack, find_row
 from aot.kernels.softmax_row import Registers, softmax_row
 from aot.kernels.thread import Thread
 from aot.kernels.warp import WARP
+from aot.kernels.window_long import LongWindow
 from aot.variants import Variant
 
 
@@ -78,6 +81,11 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         inputs = Pair(Matrix(kv, kv_stride), Matrix(score, score_stride))
         grad_out = Matrix(grad_out, grad_out_stride)
         outputs = Pair(Matrix(grad_kv, grad_kv_stride), Matrix(grad_score, grad_score_stride))
+        if cutlass.const_expr(variant.ahead):
+            # It is there when its copies ask for it, if the pack has no tails.
+            presumed = row_of(Int32(0), group, groups)
+            if pack.presumable(window.ratio, window.coff) & (presumed < Uint32(rows)):
+                _fetch(window, thread, inputs, Int32(presumed) * window.ratio)
         # The first row is found by itself, and travels while the others are looked up. The APE
         # follows, or the look-up would wait behind its copies.
         real_rows = pack.real_rows()
@@ -107,6 +115,12 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
                 later_token, later_first = row_table.read(memory, later)
                 copy_row(row_buffer, thread, Row(later % DEPTH, later_token, later_first), inputs)
             arch.cp_async_commit_group()
+            if cutlass.const_expr(variant.ahead):
+                beyond = later + 1
+                looked_up = beyond % variant.threads != 0
+                if looked_up & (row_of(beyond, group, groups) < real_rows):
+                    beyond_token, _ = row_table.read(memory, beyond)
+                    _fetch(window, thread, inputs, beyond_token)
             slot = index % DEPTH
             token, first = row_table.read(memory, index)
             current = Row(slot, token, first)
@@ -126,3 +140,10 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             write_sums(window, thread, workspace, group, registers)
 
     return launchable(backward, variant)
+
+
+def _fetch(window: LongWindow, thread: Thread, inputs: Pair, token: Int32) -> None:
+    fetch_share(
+        window, inputs.kv, inputs.score, token, thread.tile, thread.head_dim, thread.warp,
+        thread.lane,
+    )  # fmt: skip

@@ -41,7 +41,7 @@ def block_layout(variant: Variant) -> BlockLayout:
     row_table = RowTable(variant.threads, variant.ratio, end)
     end += row_table.words
     asynchronous = variant.required_alignment % PIECE == 0
-    row_buffer = RowBuffer(window, asynchronous, end, variant.staged)
+    row_buffer = RowBuffer(window, asynchronous, end, variant.staged, variant.prefetch_size)
     end += row_buffer.words
     if 4 * end != variant.dynamic_shared:
         raise ValueError(f"{variant.name} keeps {4 * end} bytes in shared memory")

@@ -15,6 +15,7 @@ from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
+from aot.kernels.fetch_ahead import fetch_share
 from aot.kernels.forward_grid import column_tile_and_row_block
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
@@ -22,6 +23,10 @@ from aot.kernels.segments import Pack, find_row, find_row_at_once
 from aot.kernels.warp import WARP
 from aot.kernels.window_long import LongWindow
 from aot.variants import Variant
+
+# The first blocks of an `ahead` forward's grid: 8 for each multiprocessor of an H200, which runs 3
+# at a time. What more of them fetched would take the place of what others are about to read.
+FETCHING_BLOCKS = 1_056
 
 
 def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
@@ -71,6 +76,14 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             batch = window.words(batch)
             token, ape_row, offset = window.share(token, first, warp, column, head_dim)
         else:
+            if cutlass.const_expr(variant.ahead):
+                tiles, _, _ = arch.grid_dim()
+                one_of_the_first = Int64(row) * tiles < FETCHING_BLOCKS
+                if one_of_the_first & pack.presumable(window.ratio, window.coff):
+                    fetch_share(
+                        window, tensors[1], tensors[0], row * window.ratio, column_tile * tile,
+                        head_dim, warp, lane,
+                    )  # fmt: skip
             token, first, _ = find_row(
                 pack, row, row, Boolean(False), pack.glance(row), pack.real_rows(), window.ratio
             )

@@ -14,6 +14,7 @@ from cutlass.cute import arch
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from aot.kernels.bf16 import WORD
+from aot.variants import PREFETCH_SIZE
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,21 @@ def load_16(address: cute.Pointer) -> Any:
 PIECE = 8  # bf16 of 16 bytes
 
 
-def copy_async(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
+def copy_async(
+    target: cute.Pointer, source: cute.Pointer, size: int, prefetch_size: int = PREFETCH_SIZE
+) -> None:
     """Starts copying 4, 8 or 16 bytes, both ends aligned, from global to shared memory.
 
-    16 bytes pass by the first-level cache, and the second-level one fetches the 256 that they lie
-    in, for the block of the next columns.
+    16 bytes pass by the first-level cache, and the second-level one fetches the `prefetch_size`
+    that they lie in: 128 is a line, 256 are the next one, too, for the block of the next columns.
     """
-    cache = "cg.shared.global.L2::256B" if size == 16 else "ca.shared.global"
+    cache = f"cg.shared.global.L2::{prefetch_size}B" if size == 16 else "ca.shared.global"
     arch.inline_ptx(
         f"cp.async.{cache} [{{$r0}}], [{{$r1}}], {size};",
         read_only_args=[target, source],
     )
+
+
+def fetch_line(address: cute.Pointer) -> None:
+    """Starts fetching the line of 128 bytes that an address lies in to the second-level cache."""
+    arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])

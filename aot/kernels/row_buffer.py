@@ -38,13 +38,14 @@ class RowBuffer:
     """The buffer's shape, and its offset in the block's shared memory, in words.
 
     asynchronous: filled by 16-byte copies, which need aligned rows; else word by word, at once.
-    staged: as a variant's.
+    staged, prefetch_size: as a variant's.
     """
 
     window: LongWindow
     asynchronous: bool
     offset: int
     staged: bool
+    prefetch_size: int
 
     @property
     def words(self) -> int:
@@ -89,7 +90,10 @@ class RowBuffer:
             source = tensor.at(token + thread.lane // self.pieces, column)
             target = self._piece(thread, slot, which, half)
             for k in range(0, self.window.run, self.together):
-                copy_async(target + k * self.window.tile, source + k * tensor.stride, 16)
+                copy_async(
+                    target + k * self.window.tile, source + k * tensor.stride, 16,
+                    self.prefetch_size,
+                )  # fmt: skip
         else:
             columns, positions = self.window.columns, range(self.window.run)
             source = tensor.at(token, column)

@@ -45,11 +45,15 @@ class Source:
 
 @dataclass(frozen=True)
 class WarpBuffer:
-    """The buffer's shape, and its offset in the block's shared memory, in bytes."""
+    """The buffer's shape, and its offset in the block's shared memory, in bytes.
+
+    prefetch_size: as a variant's.
+    """
 
     window: Window
     warps: int
     offset: int
+    prefetch_size: int
 
     @property
     def pieces(self) -> int:
@@ -173,7 +177,7 @@ def _copy(
 ) -> None:
     for k in range(0, buffer.window.ratio, buffer.together):
         target = buffer.piece(slot, which, half * buffer.window.ratio + k, lane)
-        copy_async(target, source + k * stride, 16)
+        copy_async(target, source + k * stride, 16, buffer.prefetch_size)
 
 
 @cute.jit

@@ -17,10 +17,13 @@ void csa_lay_out(const struct csa_variant *variant, const struct csa_schedule *r
                  const csa_args *args, struct csa_layout *layout);
 
 /* Backward's blocks that write zeros, of its second launch: `finish` as its schedule `row` says,
- * behind `rows`. A thread looks at a token, up to `fill_ctas` blocks. Of long windows, where zeros
- * may be much of what is written, more and smaller shares, which start in the order of memory. If
- * some tokens have no row, `fill_ctas` blocks or one for so many of their elements, but none for
- * less than 32 tokens. Four for a segment's last block, of which a warp looks 32 up. */
+ * behind `rows`. One for as many tokens as it has threads, up to `fill_ctas` blocks. Of long
+ * windows, where zeros may be much of what is written, more with smaller shares, up to eight times
+ * `fill_ctas`:
+ *   - where some tokens have no row, `fill_ctas` blocks, or one for each 4,096 elements of either
+ *     gradient that those tokens have, but at most one for each 32 tokens of the pack;
+ *   - with coff 2, four for each segment that may have rows, to write its last block's first half,
+ *     or for each 32 segments, if that is more, to look them up. */
 int64_t csa_zero_blocks(const struct csa_variant *rows, const struct csa_variant *finish,
                         const struct csa_schedule *row, const csa_args *args);
 

@@ -70,9 +70,10 @@ def test_more_rows_than_a_grid_is_high(coff: int) -> None:
 @COFFS
 @pytest.mark.parametrize(("segments", "every"), [(3_000, 1), (100_000, 150)])
 def test_zeros_of_many_segments(segments: int, every: int, coff: int) -> None:
-    """All of them short, or most of them empty: more blocks write than a thread a token makes.
+    """All of them short, or most of them empty, so that a block looks up many.
 
-    So several warps share the same tokens, and of the empty ones a block looks up many.
+    With coff 2 there are more blocks than a thread a token makes, and several warps share the same
+    tokens; with coff 1 and 3,000 segments fewer, and warps go round more than once.
     """
     dice = random.Random(segments)
     lengths = [0 if i % every else dice.randrange(3 * LONG) for i in range(segments)]

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A row's bytes on their way to the second-level cache before there is room for them on the chip.
+
+One instruction of a warp asks for 32 lines, and neither registers nor shared memory hold them.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from aot.kernels.memory import Matrix, fetch_line
+from aot.kernels.warp import WARP
+from aot.kernels.window_long import LongWindow
+
+LINE = 64  # bf16 of a line of the second-level cache
+
+
+@cute.jit
+def fetch_share(
+    window: cutlass.Constexpr,
+    kv: Matrix,
+    score: Matrix,
+    block_token: Int32,
+    tile_column: Int32,
+    head_dim: Int32,
+    warp: Int32,
+    lane: Int32,
+) -> None:
+    """Starts fetching a warp's share, as `LongWindow` divides it, of the block at `block_token`."""
+    lines = cutlass.const_expr(_lines(window))
+    column = tile_column + lane // 2 % lines * LINE
+    token = block_token + warp * window.run + lane // (2 * lines)
+    if column < head_dim:
+        for k in cutlass.range_constexpr(0, window.run, WARP // (2 * lines)):
+            if lane % 2 == 0:
+                fetch_line(kv.at(token + k, column))
+            else:
+                fetch_line(score.at(token + k, column))
+
+
+def _lines(window: LongWindow) -> int:
+    """Lines of one position's tile.
+
+    Raises:
+        ValueError: a tile is no whole lines, or the window has two halves.
+    """
+    if window.coff != 1 or window.tile % LINE:
+        raise ValueError(f"tiles of {window.tile} columns, coff {window.coff}, fetched ahead")
+    return window.tile // LINE
