@@ -19,7 +19,7 @@ from cutlass.cute import arch
 from aot.kernels import bf16
 from aot.kernels.ape_tile import fill_ape_tile
 from aot.kernels.block_layout import block_layout
-from aot.kernels.fetch_ahead import fetch_share
+from aot.kernels.fetch_ahead import fetch_share, whole_lines
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix, load_word_once
 from aot.kernels.pair import Pair
@@ -82,9 +82,10 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
         grad_out = Matrix(grad_out, grad_out_stride)
         outputs = Pair(Matrix(grad_kv, grad_kv_stride), Matrix(grad_score, grad_score_stride))
         if cutlass.const_expr(variant.ahead):
-            # It is there when its copies ask for it, if the pack has no tails.
+            # The first row is there when its copies ask for it, if the pack has no tails.
+            fetches = whole_lines(inputs)
             presumed = row_of(Int32(0), group, groups)
-            if pack.presumable(window.ratio, window.coff) & (presumed < Uint32(rows)):
+            if fetches & pack.presumable(window.ratio, window.coff) & (presumed < Uint32(rows)):
                 _fetch(window, thread, inputs, Int32(presumed) * window.ratio)
         # The first row is found by itself, and travels while the others are looked up. The APE
         # follows, or the look-up would wait behind its copies.
@@ -118,7 +119,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             if cutlass.const_expr(variant.ahead):
                 beyond = later + 1
                 looked_up = beyond % variant.threads != 0
-                if looked_up & (row_of(beyond, group, groups) < real_rows):
+                if fetches & looked_up & (row_of(beyond, group, groups) < real_rows):
                     beyond_token, _ = row_table.read(memory, beyond)
                     _fetch(window, thread, inputs, beyond_token)
             slot = index % DEPTH
@@ -143,7 +144,4 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
 
 
 def _fetch(window: LongWindow, thread: Thread, inputs: Pair, token: Int32) -> None:
-    fetch_share(
-        window, inputs.kv, inputs.score, token, thread.tile, thread.head_dim, thread.warp,
-        thread.lane,
-    )  # fmt: skip
+    fetch_share(window, inputs, token, thread.tile, thread.head_dim, thread.warp, thread.lane)

@@ -6,9 +6,11 @@ One instruction of a warp asks for 32 lines, and neither registers nor shared me
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
-from aot.kernels.memory import Matrix, fetch_line
+from aot.kernels.memory import fetch_line
+from aot.kernels.pair import Pair
+from aot.kernels.ptx import select
 from aot.kernels.warp import WARP
 from aot.kernels.window_long import LongWindow
 
@@ -18,8 +20,7 @@ LINE = 64  # bf16 of a line of the second-level cache
 @cute.jit
 def fetch_share(
     window: cutlass.Constexpr,
-    kv: Matrix,
-    score: Matrix,
+    inputs: Pair,
     block_token: Int32,
     tile_column: Int32,
     head_dim: Int32,
@@ -32,10 +33,13 @@ def fetch_share(
     token = block_token + warp * window.run + lane // (2 * lines)
     if column < head_dim:
         for k in cutlass.range_constexpr(0, window.run, WARP // (2 * lines)):
-            if lane % 2 == 0:
-                fetch_line(kv.at(token + k, column))
-            else:
-                fetch_line(score.at(token + k, column))
+            of_kv, of_score = inputs.at(token + k, column)
+            fetch_line(select(lane % 2 == 0, of_kv.toint(), of_score.toint()))
+
+
+def whole_lines(inputs: Pair) -> Boolean:
+    """Whether their rows are: of others, two tiles would ask for the same lines."""
+    return ((inputs.kv.stride | inputs.score.stride) & (LINE - 1)) == 0
 
 
 def _lines(window: LongWindow) -> int:

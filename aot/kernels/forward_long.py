@@ -15,10 +15,11 @@ from cutlass.cute import arch
 
 from aot.kernels import arithmetic as ar
 from aot.kernels import bf16
-from aot.kernels.fetch_ahead import fetch_share
+from aot.kernels.fetch_ahead import fetch_share, whole_lines
 from aot.kernels.forward_grid import column_tile_and_row_block
 from aot.kernels.launchable import launchable
 from aot.kernels.memory import Matrix
+from aot.kernels.pair import Pair
 from aot.kernels.segments import Pack, find_row, find_row_at_once
 from aot.kernels.warp import WARP
 from aot.kernels.window_long import LongWindow
@@ -76,16 +77,17 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             batch = window.words(batch)
             token, ape_row, offset = window.share(token, first, warp, column, head_dim)
         else:
+            glanced, real_rows = pack.glance(row), pack.real_rows()  # on their way meanwhile
             if cutlass.const_expr(variant.ahead):
                 tiles, _, _ = arch.grid_dim()
-                one_of_the_first = Int64(row) * tiles < FETCHING_BLOCKS
-                if one_of_the_first & pack.presumable(window.ratio, window.coff):
+                inputs = Pair(tensors[1], tensors[0])
+                presumable = pack.presumable(window.ratio, window.coff) & whole_lines(inputs)
+                if presumable & (Int64(row) * tiles < FETCHING_BLOCKS):
                     fetch_share(
-                        window, tensors[1], tensors[0], row * window.ratio, column_tile * tile,
-                        head_dim, warp, lane,
-                    )  # fmt: skip
+                        window, inputs, row * window.ratio, column_tile * tile, head_dim, warp, lane
+                    )
             token, first, _ = find_row(
-                pack, row, row, Boolean(False), pack.glance(row), pack.real_rows(), window.ratio
+                pack, row, row, Boolean(False), glanced, real_rows, window.ratio
             )
             token, ape_row, offset = window.share(token, first, warp, column, head_dim)
             batch = window.load_batch(tensors, token, ape_row, 0, offset, head_dim)

@@ -131,6 +131,6 @@ def copy_async(
     )
 
 
-def fetch_line(address: cute.Pointer) -> None:
+def fetch_line(address: Int64) -> None:
     """Starts fetching the line of 128 bytes that an address lies in to the second-level cache."""
     arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])
