@@ -11,7 +11,8 @@ The rule takes over what was found on the measured GPU:
    multiprocessors idle.
 3. Sizes at which another variant takes over: the same elements a multiprocessor. Where the reason
    is that a pack leaves the second-level cache, that cache's size.
-4. Bandwidth and issue slots choose nothing. Memory brings a multiprocessor of sm_100 1.5 times the
+4. The blocks of a forward that fetch ahead: as many.
+5. Bandwidth and issue slots choose nothing. Memory brings a multiprocessor of sm_100 1.5 times the
    bytes a cycle that it brings one of sm_90 (27 to 18), so instructions bind sooner there. It
    brings one of sm_80 13 and one of sm_120 4 of them: memory binds, whatever the variant.
 """

@@ -183,7 +183,7 @@ _LONG: tuple[Row, ...] = (
     ("csa_backward_r128_c1_bf16_v1_t256_a8_ape", 10_000, 5, 132, 0, "6.6 us, 2 columns 7.5: 2**13"),
     ("csa_backward_r128_c1_bf16_v1_t256_a8_ape", 40_000, 5, 264, 0, "8.7 us, 2 columns 9.1: 2**14"),
     ("csa_backward_r128_c1_bf16_v2_t256_a8_ape_ahead_p128", ANY, 5, 132, 0, "39.6 us: 2**17"),
-    ("csa_backward_r128_c1_bf16_v1_t256_a8_ape", ANY, 5, 264, 0, "for 99 KB of shared memory"),
+    ("csa_backward_r128_c1_bf16_v1_t256_a8_ape", ANY, 5, 264, 0, "for 99 KB, and narrow heads"),
     ("csa_backward_r128_c1_bf16_v1_t256", ANY, 5, 264, 0, "serves everything; 64 us at 2**17"),
     ("csa_backward_r128_c2_bf16_v1_t256_a8_ape", 150_000, 5, 132, 0, "44 us, 2 columns 45: 2**16"),
     ("csa_backward_r128_c2_bf16_v2_t256_a8_ape", ANY, 5, 132, 0, "142 us, 1 column 149, at 2**18"),

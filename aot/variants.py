@@ -93,10 +93,11 @@ class Variant:
     once: whether a window is loaded past the first-level cache, by `load_word_once`.
     early: whether a forward loads a window from where `Pack.presumable` lets it lie before it has
     found its row.
-    prefetch_size: bytes that the second-level cache fetches where a block copies 16 of them
+    prefetch_size: bytes that the second-level cache fetches where a block copies 16 of kv or score
     asynchronously.
-    ahead: whether a row's lines are fetched to the second-level cache: by the first blocks of a
-    forward before they have found their row, by a backward two rows before it needs them.
+    ahead: whether a row's lines are fetched to the second-level cache, if they are whole ones: by
+    the first blocks of a forward, and by a backward for a block's first row, from where
+    `Pack.presumable` lets the row lie; by a backward for the row after the next, which is known.
     architectures: those it is built for.
     """
 
@@ -123,9 +124,17 @@ class Variant:
     ahead: bool = False
 
     def __post_init__(self) -> None:
-        """Rows are loaded in whole lots."""
+        """Rows are loaded in whole lots, and no field is without effect.
+
+        Raises:
+            ValueError: neither holds.
+        """
         if self.rows % self.together:
             raise ValueError(f"{self.rows} rows, {self.together} together")
+        if self.ahead and (self.early or self.kind != "long"):
+            raise ValueError(f"{self.kind} and early {self.early}, but ahead")
+        if self.prefetch_size != PREFETCH_SIZE and self.required_alignment % 8:
+            raise ValueError(f"fetches {self.prefetch_size} bytes, but copies no 16")
 
     @property
     def required_alignment(self) -> int:

@@ -5,8 +5,8 @@ Blocks form `groups` x `column_tiles`: one owns a tile of columns and one of eve
 Each of its warps owns a run of tokens in each half of the window, for which it keeps the
 exponentials and the APE sums in registers; over a row the warps exchange their maxima, then their
 sums, which every thread adds in pairs. The next row's kv and score travel to shared memory in the
-meantime, and where a kernel is `ahead` the row's after that to the second-level cache. Every warp
-copies what it reads itself, so nothing else waits.
+meantime, and where a kernel is `ahead` those of the row after it to the second-level cache. Every
+warp copies what it reads itself, so nothing else waits.
 """
 
 from typing import Any
@@ -118,7 +118,7 @@ def entry(variant: Variant) -> tuple[Any, Any, list[Any]]:
             arch.cp_async_commit_group()
             if cutlass.const_expr(variant.ahead):
                 beyond = later + 1
-                looked_up = beyond % variant.threads != 0
+                looked_up = beyond % variant.threads != 0  # not the first of what comes next
                 if fetches & looked_up & (row_of(beyond, group, groups) < real_rows):
                     beyond_token, _ = row_table.read(memory, beyond)
                     _fetch(window, thread, inputs, beyond_token)

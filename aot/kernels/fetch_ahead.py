@@ -28,7 +28,7 @@ def fetch_share(
     lane: Int32,
 ) -> None:
     """Starts fetching a warp's share, as `LongWindow` divides it, of the block at `block_token`."""
-    lines = cutlass.const_expr(_lines(window))
+    lines = cutlass.const_expr(_lines(window))  # of one position's tile
     column = tile_column + lane // 2 % lines * LINE
     token = block_token + warp * window.run + lane // (2 * lines)
     if column < head_dim:
@@ -38,7 +38,7 @@ def fetch_share(
 
 
 def whole_lines(inputs: Pair) -> Boolean:
-    """Whether their rows are: of others, two tiles would ask for the same lines."""
+    """Whether their rows are so many whole lines long: of others, tiles would share lines."""
     return ((inputs.kv.stride | inputs.score.stride) & (LINE - 1)) == 0
 
 
@@ -46,8 +46,12 @@ def _lines(window: LongWindow) -> int:
     """Lines of one position's tile.
 
     Raises:
-        ValueError: a tile is no whole lines, or the window has two halves.
+        ValueError: the window has two halves, a tile is no whole lines, or a warp's run is shorter
+            than what one instruction asks for.
     """
-    if window.coff != 1 or window.tile % LINE:
-        raise ValueError(f"tiles of {window.tile} columns, coff {window.coff}, fetched ahead")
-    return window.tile // LINE
+    lines = window.tile // LINE
+    if window.coff != 1 or window.tile % LINE or window.run * 2 * lines % WARP:
+        raise ValueError(
+            f"coff {window.coff}, tiles of {window.tile} columns, runs of {window.run}"
+        )
+    return lines

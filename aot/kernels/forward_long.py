@@ -25,8 +25,8 @@ from aot.kernels.warp import WARP
 from aot.kernels.window_long import LongWindow
 from aot.variants import Variant
 
-# The first blocks of an `ahead` forward's grid: 8 for each multiprocessor of an H200, which runs 3
-# at a time. What more of them fetched would take the place of what others are about to read.
+# The first blocks of an `ahead` forward's grid: 8 for each multiprocessor of an H200, each of which
+# holds 3 at a time. What more of them fetched would take the place of what is about to be read.
 FETCHING_BLOCKS = 1_056
 
 

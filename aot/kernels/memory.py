@@ -122,7 +122,7 @@ def copy_async(
     """Starts copying 4, 8 or 16 bytes, both ends aligned, from global to shared memory.
 
     16 bytes pass by the first-level cache, and the second-level one fetches the `prefetch_size`
-    that they lie in: 128 is a line, 256 are the next one, too, for the block of the next columns.
+    that they lie in: a line of 128, or two of them, for the block of the next columns.
     """
     cache = f"cg.shared.global.L2::{prefetch_size}B" if size == 16 else "ca.shared.global"
     arch.inline_ptx(

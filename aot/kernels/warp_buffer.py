@@ -47,7 +47,7 @@ class Source:
 class WarpBuffer:
     """The buffer's shape, and its offset in the block's shared memory, in bytes.
 
-    prefetch_size: as a variant's.
+    prefetch_size: of kv and score, as a variant's.
     """
 
     window: Window
