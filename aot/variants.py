@@ -124,11 +124,7 @@ class Variant:
     ahead: bool = False
 
     def __post_init__(self) -> None:
-        """Rows are loaded in whole lots, and no field is without effect.
-
-        Raises:
-            ValueError: neither holds.
-        """
+        """Rows are loaded in whole lots, and no field is without effect; else a ValueError."""
         if self.rows % self.together:
             raise ValueError(f"{self.rows} rows, {self.together} together")
         if self.ahead and (self.early or self.kind != "long"):
